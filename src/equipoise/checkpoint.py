@@ -1,0 +1,162 @@
+"""Atomic, verified save and restore of a training state: weights, optimizer, and a small JSON state. No pickle.
+
+One checkpoint is one folder `step-00000040` holding `model.safetensors`, `optim.safetensors`, `state.json` and
+`manifest.json` (size and SHA-256 of each). It is built in a temporary folder, made durable, then renamed: a folder of
+that name is whole or was altered afterwards, and the manifest tells which. There is no random state to save: every
+random number is a pure function of seed, purpose and step (`equipoise.rng`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from equipoise.errors import IntegrityError
+from equipoise.files import describe_file, file_faults, read_json, sync_folder, write_json
+
+SCHEMA_VERSION = 1
+FILES = ("model.safetensors", "optim.safetensors", "state.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything a resumed run needs: restoring it continues bit for bit."""
+
+    step: int
+    """Updates done."""
+    run: str
+    """Digest of the RunConfig it belongs to."""
+    model: dict[str, Tensor]
+    """Weights by parameter name, as the bare model names them."""
+    optim: dict[str, Tensor]
+    """AdamW state as `<parameter>/<field>`."""
+    state: dict[str, Any]
+    """JSON values: best evaluation so far, last evaluated step, training seconds."""
+
+
+def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) -> Path:
+    """Write `train_state` under `folder`, verify it, then delete what is neither newest two nor in `keep`.
+
+    Returns the checkpoint's path. An existing checkpoint of the same step is replaced. On any error the temporary
+    folder is removed and older checkpoints stay as they were.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = checkpoint_path(folder, train_state.step)
+    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        save_file(_plain(train_state.model), temporary / "model.safetensors")
+        save_file(_plain(train_state.optim), temporary / "optim.safetensors")
+        write_json(
+            temporary / "state.json", {"step": train_state.step, "run": train_state.run, "state": train_state.state}
+        )
+        for name in FILES:
+            _sync(temporary / name)
+        files = {name: describe_file(temporary / name) for name in FILES}
+        write_json(
+            temporary / "manifest.json", {"schema_version": SCHEMA_VERSION, "step": train_state.step, "files": files}
+        )
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(folder)
+    _retain(folder, {train_state.step, *keep})
+    return target
+
+
+def load_checkpoint(path: Path) -> TrainState:
+    """Read one checkpoint folder; IntegrityError naming the first file that is missing, altered or unreadable."""
+    manifest = read_json(path / "manifest.json")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or sorted(files) != sorted(FILES):
+        raise IntegrityError(f"{path}/manifest.json: expected the files {', '.join(FILES)}")
+    faults = file_faults(path, files)
+    if faults:
+        raise IntegrityError(f"{path}/{faults[0]}")
+    stored = read_json(path / "state.json")
+    step = stored["step"]
+    if manifest.get("step") != step or checkpoint_path(path.parent, step).name != path.name:
+        raise IntegrityError(f"{path}: holds step {step}, which is not what its name and manifest say")
+    return TrainState(
+        step=step,
+        run=stored["run"],
+        model=load_file(path / "model.safetensors"),
+        optim=load_file(path / "optim.safetensors"),
+        state=stored["state"],
+    )
+
+
+def load_latest(folder: Path, run: str, set_aside: Callable[[str], None] | None = None) -> TrainState | None:
+    """The newest checkpoint of the run with digest `run` that verifies, or None. Reads only, unless told otherwise.
+
+    With `set_aside` (the run's own process passes it) each newer one that does not verify is renamed `corrupt-…`,
+    never deleted, and told of in one line; leftovers of a killed save are removed.
+    """
+    if set_aside is not None:
+        for leftover in folder.glob(".step-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            found = load_checkpoint(path)
+            if found.run != run:
+                raise IntegrityError(f"{path}: belongs to another run")
+            return found
+        except IntegrityError as error:
+            if set_aside is None:
+                continue
+            aside = path.with_name(f"corrupt-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            set_aside(f"{error}; set aside as {aside.name}, falling back to an earlier checkpoint")
+    return None
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Folder of the checkpoint at `step`."""
+    return folder / f"step-{step:08d}"
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state keyed `<parameter>/<field>`; parameters without state yet are left out."""
+    return {
+        f"{name}/{field}": value
+        for name, parameter in model.named_parameters()
+        for field, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` returned; IntegrityError when a parameter it names is not in the model."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, field = key.rpartition("/")
+        if name not in parameters:
+            raise IntegrityError(f"optim.safetensors: {name!r} is no parameter of this model")
+        device = "cpu" if field == "step" and not optimizer.defaults.get("fused") else parameters[name].device
+        optimizer.state[parameters[name]][field] = value.to(device)
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _retain(folder: Path, keep: set[int]) -> None:
+    steps = sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+    for step in set(steps[:-2]) - keep:
+        shutil.rmtree(checkpoint_path(folder, step))

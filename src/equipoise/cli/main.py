@@ -1,0 +1,71 @@
+"""The `equipoise` command: registers every group and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from equipoise import __version__
+from equipoise.cli import doctor, plan, presets, reports, run, sample, train
+from equipoise.cli.console import emit_json, say
+from equipoise.errors import EquipoiseError
+
+EPILOG = (
+    "Exit codes: 0 ok · 1 unexpected · 2 usage or study file · 3 data · 4 diverged · 5 integrity · 6 held by another "
+    "process · 7 memory or disk · 130 Ctrl-C and 143 SIGTERM, both after saving."
+)
+
+app = typer.Typer(
+    name="equipoise",
+    help="Matched, reproducible, pre-declared comparisons of dense and Mixture-of-Experts language models.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"equipoise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Declare a study in TOML; plan it, run it, read the verdicts."""
+
+
+app.command(name="run")(run.run)
+app.command(name="plan")(plan.plan)
+app.command(name="status")(reports.status)
+app.command(name="report")(reports.report)
+app.add_typer(presets.app, name="presets")
+app.command(name="train")(train.train)
+app.command(name="sample")(sample.sample)
+app.command(name="doctor")(doctor.doctor)
+app.command(name="step-time", hidden=True)(plan.step_time)
+
+
+def main() -> None:
+    """Entry point of `equipoise`; never shows a traceback for an error a user can cause."""
+    as_json = "--json" in sys.argv
+    try:
+        app()
+    except EquipoiseError as error:
+        if as_json:
+            emit_json({"error": {"exit_code": error.exit_code, "kind": type(error).__name__, "message": str(error)}})
+        for line in str(error).splitlines():
+            say(f"error: {line}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("error: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)

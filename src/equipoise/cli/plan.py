@@ -1,0 +1,189 @@
+"""`equipoise plan`: the study before it runs; writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from equipoise.cli.console import (
+    CacheOption,
+    JsonOption,
+    SetOption,
+    StudyArgument,
+    count,
+    default_cache,
+    duration,
+    emit_json,
+    out,
+    read_study,
+    say,
+    scientific,
+    show_table,
+    signed,
+    size,
+)
+from equipoise.spec.study import StudySpec
+
+
+def plan(
+    study: StudyArgument,
+    overrides: SetOption = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure a few updates of each arm and estimate the time.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, help="Runs at a time for the estimate; 0 = as `run` would.")
+    ] = 0,
+    cache: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show arms, matches, parameters, FLOPs, epochs and cost of a study. Writes nothing.
+
+    Example: equipoise plan tinystories-cpu --set 'corpus.path="stories"' --probe
+    """
+    from equipoise.study import plan as make_plan
+
+    spec = read_study(study, overrides)
+    facts = data_facts(spec, cache or default_cache())
+    num_jobs = jobs or default_jobs(spec.recipe.threads)
+    step_s = measure_steps(spec, facts.vocab_size) if probe else None
+    planned = make_plan(spec, facts, step_s, num_jobs)
+    if as_json:
+        emit_json(planned)
+    else:
+        show_plan(planned)
+
+
+def data_facts(spec: StudySpec, cache: Path) -> Any:
+    """Vocabulary and training tokens as far as they are known without writing anything."""
+    from equipoise.data.dataset import cached, estimate
+    from equipoise.spec.data import requested_vocab_size
+    from equipoise.study import DataFacts
+
+    if getattr(spec.corpus, "path", "") is None:
+        return DataFacts(vocab_size=requested_vocab_size(spec.tokenizer), train_tokens=None, certain=False)
+    dataset = cached(spec.corpus, spec.tokenizer, cache)
+    if dataset is not None:
+        return DataFacts(vocab_size=dataset.vocab_size, train_tokens=len(dataset.tokens("train")), certain=True)
+    guess = estimate(spec.corpus, spec.tokenizer)
+    return DataFacts(vocab_size=guess.vocab_size, train_tokens=guess.train_tokens, certain=False)
+
+
+def default_jobs(threads: int) -> int:
+    """Runs at a time: one per `threads` cores; one where there is a GPU, which a run has for itself."""
+    import shutil
+
+    if shutil.which("nvidia-smi"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
+
+
+def measure_steps(spec: StudySpec, vocab_size: int) -> dict[str, float]:
+    """Seconds of one update per arm, measured in a child process, one arm after the other."""
+    from equipoise.config import dump
+    from equipoise.matching import resolve_arms
+
+    arms = resolve_arms(spec.arms, vocab_size, spec.recipe.seq_len)
+    request = {"recipe": dump(spec.recipe), "models": {name: dump(arm.model) for name, arm in arms.items()}}
+    child = subprocess.run(
+        [sys.executable, "-m", "equipoise", "step-time"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if child.returncode:
+        say(child.stderr.strip() or f"the probe ended with exit code {child.returncode}")
+        raise typer.Exit(child.returncode)
+    return dict(json.loads(child.stdout))
+
+
+def step_time() -> None:
+    """Read models and a recipe as JSON from stdin, print seconds of one update per model (used by `plan --probe`)."""
+    from equipoise.bench import step_seconds
+    from equipoise.config import load
+    from equipoise.spec.model import ModelConfig
+    from equipoise.spec.recipe import Recipe
+
+    request = json.load(sys.stdin)
+    recipe = load(Recipe, request["recipe"])
+    print(json.dumps({name: step_seconds(load(ModelConfig, m), recipe) for name, m in request["models"].items()}))
+
+
+def show_plan(planned: Mapping[str, Any]) -> None:
+    """The plan as tables on stdout."""
+    out().print(f"{planned['name']}: {planned['question']}\n" if planned["question"] else f"{planned['name']}\n")
+    known = "" if planned["data_certain"] else " (requested)" if planned["train_tokens"] is None else " (estimated)"
+    out().print(f"vocabulary {planned['vocab_size']:,}{known}\n")
+    show_table("Arms", ARM_HEADINGS, [arm_cells(arm) for arm in planned["arms"]])
+    components = [name for name in ("embedding", "head", "attention", "router", "ffn", "experts", "norms")]
+    show_table(
+        "Parameters by component",
+        ["arm", *components],
+        [[arm["name"], *(count(arm["by_component"][name]) for name in components)] for arm in planned["arms"]],
+    )
+    show_table(
+        "Budgets",
+        ["tokens asked", "steps", "tokens trained", "epochs"],
+        [
+            [
+                count(b["budget"]),
+                count(b["steps"]),
+                count(b["tokens"]),
+                epochs_text(b["epochs"], planned["data_certain"]),
+            ]
+            for b in planned["budgets"]
+        ],
+    )
+    seeds = len(planned["seeds"])
+    out().print(
+        f"runs: {planned['num_runs']} ({len(planned['arms'])} arms × {seeds} seeds × {len(planned['budgets'])} budgets)"
+    )
+    out().print(f"training FLOPs: {scientific(planned['train_flops'])}    disk: at most {size(planned['disk_bytes'])}")
+    if planned["train_s"] is None:
+        out().print("time: not measured (add --probe)")
+    else:
+        out().print(f"time: about {duration(planned['train_s'])} of training with {planned['jobs']} run(s) at a time")
+        out().print(
+            "update: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in planned["step_s"].items())
+        )
+    for claim in planned["claims"]:
+        left = ", ".join(claim["left"]) if isinstance(claim["left"], list) else claim["left"]
+        verb = {"lower": "lower than", "equivalent": "equivalent to"}[claim["kind"]]
+        out().print(f"claim {claim['id']}: {left} {verb} {claim['right']} on {claim['metric']}")
+
+
+ARM_HEADINGS = ("arm", "ffn", "d_model", "width", "total", "active", "FLOPs/token", "matched to", "residual")
+
+
+def arm_cells(arm: Mapping[str, Any]) -> list[str]:
+    """One row of the table of arms."""
+    widths, match = arm["widths"], arm["match"]
+    ffn = f"{widths['num_experts']} experts, top-{widths['top_k']}" if arm["kind"] == "moe" else "dense"
+    return [
+        arm["name"],
+        ffn,
+        count(widths["d_model"]),
+        count(widths.get("d_ff", widths.get("d_expert"))),
+        count(arm["params"]["total"]),
+        count(arm["params"]["active"]),
+        count(arm["flops_per_token"]),
+        f"{match['to']} on {match['on']}" if match else "—",
+        f"{signed(100 * match['residual'], 2)} %" if match else "—",
+    ]
+
+
+def epochs_text(epochs: float | None, certain: bool) -> str:
+    """Epochs, marked when they rest on an estimate."""
+    if epochs is None:
+        return "unknown until corpus.path is set"
+    return f"{epochs:.2f}" if certain else f"{epochs:.2f} (estimated)"

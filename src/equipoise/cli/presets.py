@@ -1,0 +1,74 @@
+"""`equipoise presets`: the studies that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.console import JsonOption, emit_json, say, show_table
+from equipoise.errors import ConfigError
+
+app = typer.Typer(help="List, show or copy the studies that come with the package.", invoke_without_command=True)
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")]
+
+
+@app.callback()
+def presets(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the studies that come with the package.
+
+    Example: equipoise presets copy tinystories-cpu study.toml
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from equipoise.spec.study import load_study_table, parse_study, preset_names
+
+    rows = []
+    for name in preset_names():
+        spec = parse_study(load_study_table(name)[0])
+        num_runs = len(spec.arms) * len(spec.seeds) * len(spec.budgets)
+        rows.append({"name": name, "corpus": spec.corpus.kind, "runs": num_runs, "question": spec.question})
+    if as_json:
+        emit_json({"presets": rows})
+    else:
+        show_table(
+            "Presets",
+            ["name", "corpus", "runs", "question"],
+            [[str(row["name"]), str(row["corpus"]), str(row["runs"]), str(row["question"])] for row in rows],
+        )
+
+
+@app.command()
+def show(name: NameArgument) -> None:
+    """Print the study file of a preset.
+
+    Example: equipoise presets show quick
+    """
+    print(_source(name), end="")
+
+
+@app.command()
+def copy(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
+) -> None:
+    """Write the commented study file of a preset, to start from.
+
+    Example: equipoise presets copy quick study.toml
+    """
+    source = _source(name)
+    if file.exists():
+        raise ConfigError(f"{file}: exists already; choose another name")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file.parent}: no such folder")
+    file.write_text(source, encoding="utf-8")
+    say(f"{file}: written; plan it with `equipoise plan {file}`")
+
+
+def _source(name: str) -> str:
+    from equipoise.spec.study import load_study_table, preset_names
+
+    if name not in preset_names():
+        raise ConfigError(f"preset {name!r}: unknown; expected one of {', '.join(preset_names())}")
+    return load_study_table(name)[1]

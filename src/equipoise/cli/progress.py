@@ -1,0 +1,87 @@
+"""Progress of a study on stderr: a live table in a terminal, one plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.cli.console import count, duration, number, say
+from equipoise.engine import Event
+from equipoise.spec.study import RunConfig
+
+PLAIN_EVERY_S: Final = 15.0
+"""Seconds between two plain lines about runs that are under way."""
+
+
+class Progress:
+    """Shows what `engine.run_local` reports; used as a context manager."""
+
+    def __init__(self, total: int, done: int, quiet: bool) -> None:
+        self.total = total
+        self.done = done
+        self.quiet = quiet
+        self.began = time.monotonic()
+        self.last_plain = time.monotonic()
+        self.rows: dict[str, tuple[RunConfig, dict[str, Any]]] = {}
+        console = Console(stderr=True)
+        live = not quiet and sys.stderr.isatty() and not console.is_dumb_terminal
+        self.live = Live(console=console, refresh_per_second=2, transient=True) if live else None
+
+    def __enter__(self) -> Progress:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.live.stop()
+
+    def show(self, event: Event) -> None:
+        """Take one event of the engine."""
+        name = event.task.run.folder
+        if event.kind == "progress":
+            if event.row:
+                self.rows[name] = (event.task.run, event.row)
+        elif event.kind == "finished":
+            self.rows.pop(name, None)
+            self.done += 1
+            how = "complete" if event.exit_code == 0 else f"exit code {event.exit_code}, see {event.task.log}"
+            self._line(f"[{self.done}/{self.total}] {name}: {how}")
+        if self.live:
+            self.live.update(self._table())
+        elif event.kind == "progress" and time.monotonic() - self.last_plain >= PLAIN_EVERY_S:
+            self.last_plain = time.monotonic()
+            for running, (run, row) in sorted(self.rows.items()):
+                self._line(f"[{self.done}/{self.total}] {running}: {_state(run, row)}")
+
+    def _line(self, text: str) -> None:
+        if self.live:
+            self.live.console.print(Text(text))
+        else:
+            say(text, self.quiet)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for heading in (f"{self.done} of {self.total} runs, {duration(time.monotonic() - self.began)}", "state"):
+            table.add_column(Text(heading))
+        for name, (run, row) in sorted(self.rows.items()):
+            table.add_row(Text(name), Text(_state(run, row)))
+        return table
+
+
+def _state(run: RunConfig, row: dict[str, Any]) -> str:
+    """step/total, share, loss, tokens/s, time left, from the newest row of the record."""
+    steps, step = run.num_steps, row["step"]
+    left = row["elapsed_s"] / step * (steps - step) if step else None
+    loss = row.get("lm_loss", row.get("loss"))
+    speed = f"{count(row.get('tokens_per_s'))} tok/s" if row["kind"] == "train" else "evaluated"
+    return f"step {step}/{steps} ({100 * step // steps} %) loss {number(loss)} {speed} left {duration(left)}"

@@ -1,0 +1,142 @@
+"""Where runs execute: child processes on this machine, a few at a time. Knows runs and exit codes, no training.
+
+A child is `python -m equipoise train <run directory> …`; the run directory holds its whole configuration and is the
+only thing that comes back. A failed child never stops the others.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from equipoise.errors import Interrupted
+from equipoise.record import last_row
+from equipoise.spec.study import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One run to execute."""
+
+    run: RunConfig
+    """What to train."""
+    directory: Path
+    """Its run directory; `config.json` is there already."""
+    log: Path
+    """Where the child's output goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to a task, for whoever shows progress."""
+
+    kind: Literal["started", "progress", "finished"]
+    task: Task
+    row: dict[str, Any] | None = None
+    """The newest row of its metrics, for `progress`."""
+    exit_code: int | None = None
+    """The child's exit code, for `finished`; 0 = complete."""
+
+
+@dataclass
+class Stop:
+    """Signals received so far; `number` is the first one, 0 while there is none."""
+
+    number: int = 0
+    count: int = 0
+
+    def __call__(self) -> int:
+        return self.number
+
+
+@contextmanager
+def catching_signals(second: Callable[[int], None] = lambda _: None) -> Iterator[Stop]:
+    """Count SIGINT and SIGTERM instead of dying of them; the handler does nothing but set a flag.
+
+    `second` is called with the number of a second signal, for callers that then quit at once.
+    """
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.count += 1
+        stop.number = stop.number or number
+        if stop.count > 1:
+            second(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_local(
+    tasks: Sequence[Task],
+    *,
+    num_jobs: int,
+    arguments: Sequence[str],
+    on_event: Callable[[Event], None],
+    stop: Stop,
+    poll_s: float = 0.25,
+) -> dict[Path, int]:
+    """Execute `tasks` in order, at most `num_jobs` at a time; returns the exit code per run directory.
+
+    `arguments` are appended to every child's command line. When `stop` is set no further task starts, the signal is
+    passed on and the children are waited for (each saves itself and exits); a second signal kills them. Raises
+    Interrupted then.
+    """
+    waiting = list(tasks)
+    running: list[tuple[Task, subprocess.Popen[bytes]]] = []
+    codes: dict[Path, int] = {}
+    passed_on = False
+    try:
+        while running or (waiting and not stop.number):
+            while waiting and len(running) < num_jobs and not stop.number:
+                task = waiting.pop(0)
+                running.append((task, _start(task, arguments)))
+                on_event(Event(kind="started", task=task))
+            if stop.number and not passed_on:
+                passed_on = True
+                for _, child in running:
+                    child.send_signal(stop.number)
+            if stop.count > 1:
+                break
+            for task, child in list(running):
+                code = child.poll()
+                if code is None:
+                    on_event(Event(kind="progress", task=task, row=last_row(task.directory / "metrics.jsonl")))
+                else:
+                    running.remove((task, child))
+                    codes[task.directory] = code
+                    on_event(Event(kind="finished", task=task, exit_code=code))
+            time.sleep(poll_s if running else 0)
+    finally:
+        for _, child in running:  # a second signal, or an error of ours: leave no orphan
+            child.kill()
+            child.wait()
+    if stop.number:
+        raise Interrupted(
+            f"stopped; {len(waiting) + len(running)} run(s) not finished, run again to go on", stop.number
+        )
+    return codes
+
+
+def _start(task: Task, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    task.log.parent.mkdir(parents=True, exist_ok=True)
+    with task.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "equipoise", "train", str(task.directory), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches the parent only, which passes it on once
+        )

@@ -1,0 +1,13 @@
+"""Figures of a study: plain results in, one `matplotlib.figure.Figure` out of each function.
+
+Not for: computing statistics (the results hold them), placing figures on a page (`report`). No function here needs a
+display, a window system or pyplot; none writes a file.
+"""
+
+from __future__ import annotations
+
+from equipoise.figures.curves import Axis, loss_curves
+from equipoise.figures.effects import effects
+from equipoise.figures.routing import expert_usage, router_health
+
+__all__ = ["Axis", "effects", "expert_usage", "loss_curves", "router_health"]

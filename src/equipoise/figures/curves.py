@@ -1,0 +1,149 @@
+"""Validation loss along training: each seed thin, the mean of the finished seeds bold.
+
+Not for: comparing arms (the gaps and verdicts do); a curve is scored on a subset of the validation windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from equipoise.figures import style
+from equipoise.figures.text import is_number, short
+
+Axis = Literal["tokens", "flops", "seconds"]
+
+STEEP_FRAC: Final = 0.1
+"""The share of training whose losses may lie above the frame: they would press the rest into one line."""
+
+_UNITS: Final[dict[str, tuple[tuple[float, str], ...]]] = {
+    "tokens": (
+        (1e9, "training tokens (billions)"),
+        (1e6, "training tokens (millions)"),
+        (1e3, "training tokens (thousands)"),
+    ),
+    "flops": (
+        (1e21, "training FLOPs (×10²¹)"),
+        (1e18, "training FLOPs (×10¹⁸)"),
+        (1e15, "training FLOPs (×10¹⁵)"),
+        (1e12, "training FLOPs (×10¹²)"),
+        (1e9, "training FLOPs (×10⁹)"),
+    ),
+    "seconds": (
+        (3 * 3600, "training time (hours)"),
+        (3 * 60, "training time (minutes)"),
+        (0, "training time (seconds)"),
+    ),
+}
+_DIVISORS: Final = {"training time (hours)": 3600.0, "training time (minutes)": 60.0, "training time (seconds)": 1.0}
+
+
+@style.drawn
+def loss_curves(
+    results: Mapping[str, Any], budget: int, axis: Axis = "tokens", *, size: tuple[float, float] = (450, 310)
+) -> Figure:
+    """Validation loss (nats/token) of every run of one budget against tokens, training FLOPs or training seconds.
+
+    A run that diverged or was lost is dashed, ends in a cross, and is no part of the mean. The height of the frame is
+    the same for all budgets and axes of a study; its top is the highest loss after the first tenth of training, so the
+    steep start lies above it. A grammar's floor is a dotted line. `size` is in points.
+    """
+    figure, (ax,) = style.blank(*size)
+    runs = {(run["arm"], run["seed"], run["budget"]): run for run in results["runs"]}
+    curves = [curve for curve in results["curves"] if curve["budget"] == budget]
+    longest = max((point[axis] or 0 for curve in curves for point in curve["points"]), default=0)
+    divisor, label = _unit(axis, longest)
+    entries: list[tuple[Line2D, str]] = []
+    for arm in (entry["name"] for entry in results["arms"]):
+        own = [curve for curve in curves if curve["arm"] == arm]
+        if not own:
+            continue
+        look = style.arm_style(results, arm)
+        finished: list[Mapping[str, Any]] = []
+        for curve in own:
+            complete = runs.get((arm, curve["seed"], budget), {}).get("status") == "complete"
+            x, y = _line(style.thinned(_scored(curve)), axis, divisor)
+            dashes = look["linestyle"] if complete else (0, (3, 2))
+            ax.plot(x, y, color=look["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, label="")
+            if complete:
+                finished.append(curve)
+            elif len(x):
+                ax.plot(x[-1:], y[-1:], color=look["color"], marker="x", markersize=6, linestyle="none", clip_on=False)
+        x, y = _line(style.thinned(_mean(finished, axis)), axis, divisor)
+        every = max(1, len(x) // 6)
+        ax.plot(x, y, **look, linewidth=2, markersize=4.5, markevery=every)
+        entries.append((Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, own, finished, runs)))
+    floor = (results.get("floor") or {}).get("loss")
+    if floor is not None:
+        entries.append((ax.axhline(floor, color=style.INK, linewidth=1, linestyle=(0, (1, 2))), "floor of the grammar"))
+    low, high = _limits(results, runs)
+    margin = 0.05 * (high - low)
+    ax.set_ylim(low - margin, high + margin)
+    ax.set_xlim(0, (longest / divisor or 1) * 1.02)
+    style.axis_labels(ax, label, f"{results['split']} loss (nats/token)")
+    style.title(ax, f"{short(budget)} tokens a run")
+    style.legend(ax, entries, loc="upper right")
+    style.place(figure, left=54, right=12, top=24, bottom=42)
+    return figure
+
+
+def _unit(axis: Axis, longest: float) -> tuple[float, str]:
+    """The divisor of an axis and its label: the largest unit of which the axis holds at least one (time: three)."""
+    for size, label in _UNITS[axis]:
+        if longest >= size:
+            return _DIVISORS.get(label, size), label
+    return 1.0, {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time (seconds)"}[axis]
+
+
+def _scored(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [point for point in curve["points"] if is_number(point["loss"])]
+
+
+def _line(points: Sequence[Mapping[str, Any]], axis: Axis, divisor: float) -> tuple[np.ndarray, np.ndarray]:
+    placed = [point for point in points if is_number(point[axis])]
+    return np.array([p[axis] / divisor for p in placed], float), np.array([p["loss"] for p in placed], float)
+
+
+def _mean(curves: Sequence[Mapping[str, Any]], axis: Axis) -> list[dict[str, float]]:
+    """Means of loss and of the axis at the steps that every one of these runs was evaluated at."""
+    steps: dict[int, list[Mapping[str, Any]]] = {}
+    for curve in curves:
+        for point in _scored(curve):
+            steps.setdefault(point["step"], []).append(point)
+    common = [steps[step] for step in sorted(steps) if len(steps[step]) == len(curves)]
+    return [
+        {"loss": float(np.mean([p["loss"] for p in points])), axis: float(np.mean([p[axis] for p in points]))}
+        for points in common
+        if all(is_number(point[axis]) for point in points)
+    ]
+
+
+def _label(arm: str, own: Sequence[Any], finished: Sequence[Any], runs: Mapping[tuple[str, int, int], Any]) -> str:
+    """The arm, and what a reader of its line must know."""
+    notes = []
+    if any(runs.get((arm, curve["seed"], curve["budget"]), {}).get("collapsed") for curve in own):
+        notes.append("collapsed")
+    if len(finished) < len(own):
+        notes.append(f"{len(finished)} of {len(own)} finished")
+    return f"{arm} ({', '.join(notes)})" if notes else arm
+
+
+def _limits(results: Mapping[str, Any], runs: Mapping[tuple[str, int, int], Any]) -> tuple[float, float]:
+    """Lowest and highest loss to be framed, over the finished runs of all budgets."""
+    lows, highs = [], []
+    for curve in results["curves"]:
+        points = _scored(curve)
+        if points and runs.get((curve["arm"], curve["seed"], curve["budget"]), {}).get("status") == "complete":
+            settled = [p["loss"] for p in points if p["tokens"] >= STEEP_FRAC * points[-1]["tokens"]]
+            lows.append(min(settled))
+            highs.append(max(settled))
+    floor = (results.get("floor") or {}).get("loss")
+    if floor is not None:
+        lows.append(floor)
+        highs.append(floor)
+    low, high = (min(lows), max(highs)) if lows else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, low + 0.5)

@@ -1,0 +1,67 @@
+"""Paired differences of two arms: every seed, the mean, its 95 % interval, and the margins it is judged against.
+
+Not for: computing the interval, or deciding anything from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from equipoise.figures import style
+from equipoise.figures.text import is_number, loss, shortened
+
+
+@style.drawn
+def effects(
+    results: Mapping[str, Any],
+    contrasts: Sequence[Mapping[str, Any]],
+    *,
+    labels: Sequence[str] | None = None,
+    margins: Mapping[str, float] | None = None,
+    width: float = 420,
+) -> Figure:
+    """One row a contrast, left − right: an entry of `results["gaps"]`, or of a claim's `contrasts`, in the metric's unit.
+
+    Small open circles are seeds, the filled mark is the mean in the colour of the left arm, the bar the interval
+    (absent for one seed). Zero is a line; `margins` (text → value) are dotted lines. `labels` stand above the rows,
+    in place of "left − right". `width` is in points; the height follows the rows.
+    """
+    names = labels or [f"{shortened(row['left'], 26)} \u2212 {shortened(row['right'], 26)}" for row in contrasts]
+    figure, (ax,) = style.blank(width, 38 + 42 * max(1, len(contrasts)))
+    ax.axvline(0, color=style.MUTED, linewidth=1)
+    extent = [0.0, *(margins or {}).values()]
+    for place, (row, label) in enumerate(zip(contrasts, names, strict=True)):
+        y = float(-place)
+        look = style.arm_style(results, row["left"])
+        seeds = [
+            float(row["per_seed"][seed])
+            for seed in sorted(row["per_seed"], key=int)
+            if is_number(row["per_seed"][seed])
+        ]
+        ax.plot(seeds, [y - 0.2] * len(seeds), "o", mfc="none", mec=style.MUTED, markersize=4, markeredgewidth=0.9)
+        extent += seeds
+        if is_number(row["ci_low"]) and is_number(row["ci_high"]):
+            ax.plot([row["ci_low"], row["ci_high"]], [y, y], color=look["color"], linewidth=2.4, solid_capstyle="butt")
+            extent += [row["ci_low"], row["ci_high"]]
+        if is_number(row["mean"]):
+            ax.plot([row["mean"]], [y], color=look["color"], marker=look["marker"], markersize=7, linestyle="none")
+            extent.append(row["mean"])
+        style.write(ax, 0, y + 0.26, label, transform=ax.get_yaxis_transform(), va="bottom")
+    low, high = min(extent), max(extent)
+    pad = 0.08 * (high - low) or 0.01
+    ax.set_xlim(low - pad, high + pad)
+    ax.set_ylim(-max(1, len(contrasts)) + 0.6, 0.75)
+    for name, value in (margins or {}).items():
+        ax.axvline(value, color=style.MUTED, linewidth=1, linestyle=(0, (1, 2)))
+        style.write(ax, value, 1.0, name, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=9.5)
+    ax.grid(visible=False)
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", left=False, labelleft=False)
+    ax.xaxis.set_major_formatter(lambda value, _: loss(value).rstrip("0").rstrip(".") if value else "0")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
+    style.place(figure, left=10, right=10, top=16 if margins else 4, bottom=24)
+    return figure

@@ -1,0 +1,173 @@
+"""How every figure looks: colours, line styles, an empty figure, and a figure as deterministic SVG.
+
+Not for: what any figure shows. Colours are named here once; `theme` gives the same names their values on a dark page.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, ParamSpec
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from equipoise.figures.text import shortened
+
+P = ParamSpec("P")
+
+# Okabe & Ito, "Color Universal Design" (2008), without its yellow and black, which vanish on a white and on a dark
+# page; the two last are the darkest and the warmest of Tol's "muted" scheme. The dark values are the same hues, lifted.
+ARMS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#8c6d31")
+_ARMS_DARK: Final = ("#4da3e0", "#ff8a4c", "#2ec69b", "#e79ac6", "#f5b93a", "#9ad4f5", "#c7679b", "#c4a464")
+ARM_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "h")
+_DASHES: Final[tuple[Any, ...]] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+
+# Tol, "Colour schemes" (technical note, 2021), "muted", ordered so that the first four differ most, without its pale
+# members. Experts have no identity across arms or seeds, hence a palette that no arm uses.
+EXPERTS: Final = ("#332288", "#cc6677", "#117733", "#b8860b", "#44aa99", "#aa4499", "#6699cc", "#999933")
+_EXPERTS_DARK: Final = ("#9d8cff", "#ec8b9b", "#4fbf74", "#e6bc55", "#74d6c5", "#dd84cd", "#94bfee", "#c9c95e")
+
+INK: Final = "#1c1f24"
+MUTED: Final = "#666d78"
+RULE: Final = "#d9dde3"
+LOST: Final = "#a4262c"
+
+_RC: Final[dict[str, Any]] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.usetex": False,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.image_inline": True,
+    "path.simplify": True,
+    "axes.formatter.use_locale": False,
+    "axes.unicode_minus": True,
+}
+
+
+def theme(*, dark: bool) -> dict[str, str]:
+    """Name of each colour → its value on a light or on a dark page."""
+    arms, experts = (_ARMS_DARK, _EXPERTS_DARK) if dark else (ARMS, EXPERTS)
+    named = {f"arm-{index}": colour for index, colour in enumerate(arms)}
+    named |= {f"expert-{index}": colour for index, colour in enumerate(experts)}
+    rest = ("#e7e9ed", "#a0a7b3", "#363b44", "#ff8f8f") if dark else (INK, MUTED, RULE, LOST)
+    return named | dict(zip(("ink", "muted", "rule", "lost"), rest, strict=True))
+
+
+def arm_style(results: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """Colour, marker and dashes of an arm: by its place in the study, hence the same in every figure."""
+    names = [entry["name"] for entry in results["arms"]]
+    index = names.index(arm)
+    return {
+        "color": ARMS[index % len(ARMS)],
+        "marker": ARM_MARKERS[index % len(ARM_MARKERS)],
+        "linestyle": _DASHES[index // len(ARMS) % len(_DASHES)],
+    }
+
+
+def drawn(make: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Decorator of a figure function: it draws under our settings, not a matplotlibrc's, and leaves none behind."""
+
+    @functools.wraps(make)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with mpl.rc_context(_rc()):
+            return make(*args, **kwargs)
+
+    return inside
+
+
+def blank(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """A transparent figure of `width` × `height` points with a grid of equal axes, row by row."""
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    figure.patch.set_alpha(0)
+    axes = [figure.add_subplot(rows, columns, index + 1) for index in range(rows * columns)]
+    for ax in axes:
+        ax.patch.set_alpha(0)
+        ax.spines[["top", "right"]].set_visible(False)
+        for spine in ax.spines.values():
+            spine.set_color(MUTED)
+            spine.set_linewidth(0.8)
+        ax.tick_params(colors=MUTED, labelcolor=INK, width=0.8, length=3, labelsize=10)
+        ax.grid(axis="y", color=RULE, linewidth=0.7)
+        ax.set_axisbelow(True)
+    return figure, axes
+
+
+def place(
+    figure: Figure, *, left: float, right: float, top: float, bottom: float, wspace: float = 0, hspace: float = 0
+) -> None:
+    """Margins of the axes, and the room between them, in points. Fixed: one set of numbers, one layout."""
+    width, height = figure.get_size_inches() * 72
+    grid = figure.axes[0].get_subplotspec()
+    rows, columns = grid.get_gridspec().get_geometry() if grid else (1, 1)
+    panel_width = (width - left - right - (columns - 1) * wspace) / columns
+    panel_height = (height - top - bottom - (rows - 1) * hspace) / rows
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - right / width,
+        top=1 - top / height,
+        bottom=bottom / height,
+        wspace=wspace / panel_width,
+        hspace=hspace / panel_height,
+    )
+
+
+def write(ax: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """Literal text on the axes: never mathematics."""
+    ax.text(x, y, text, **{"fontsize": 10, "color": INK, **options}, parse_math=False)
+
+
+def title(ax: Axes, text: str) -> None:
+    """A small title at the left edge of the axes."""
+    ax.set_title(text, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=5, parse_math=False)
+
+
+def axis_labels(ax: Axes, x: str, y: str) -> None:
+    """Labels of both axes, literal."""
+    ax.set_xlabel(x, color=INK, fontsize=10.5, labelpad=4, parse_math=False)
+    ax.set_ylabel(y, color=INK, fontsize=10.5, labelpad=4, parse_math=False)
+
+
+def legend(owner: Axes | Figure, entries: Iterable[tuple[Line2D, str]], **options: Any) -> None:
+    """A legend of these handles with these labels: literal, and none left out for how it begins."""
+    pairs = list(entries)
+    if not pairs:
+        return
+    made = owner.legend(
+        [handle for handle, _ in pairs],
+        ["" for _ in pairs],
+        **{"frameon": False, "fontsize": 10, "labelcolor": INK, "handlelength": 2.0, "borderaxespad": 0.2, **options},
+    )
+    for text, (_, label) in zip(made.get_texts(), pairs, strict=True):
+        text.set_parse_math(False)
+        text.set_text(shortened(label))
+
+
+def thinned(points: Sequence[Any], limit: int = 200) -> list[Any]:
+    """At most `limit` of the points, evenly chosen, the first and the last among them."""
+    if len(points) <= limit:
+        return list(points)
+    last = len(points) - 1
+    return [points[(2 * index * last + limit - 1) // (2 * (limit - 1))] for index in range(limit)]
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as SVG text: text as text, no date, and the same bytes for the same figure and `name`."""
+    target = io.StringIO()
+    with mpl.rc_context({**_rc(), "svg.hashsalt": f"equipoise/{name}"}), warnings.catch_warnings():
+        # A name may hold letters the measuring font lacks; the browser has them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    return target.getvalue()
+
+
+def _rc() -> dict[Any, Any]:
+    """Matplotlib's own defaults and ours: what a user's matplotlibrc says may not change a report."""
+    kept = re.compile(r"backend|interactive|toolbar|datapath|savefig\.directory|webagg|tk\.|date\.")
+    return {key: value for key, value in mpl.rcParamsDefault.items() if not kept.match(key)} | _RC

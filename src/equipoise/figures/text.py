@@ -1,0 +1,163 @@
+"""Texts and numbers as a reader sees them: nothing invisible acts, and a missing number says so.
+
+Not for: escaping for HTML or Markdown (the renderers do that on top), or rounding what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+MISSING: Final = "n/a"
+"""What stands where there is no number."""
+
+MINUS: Final = "\u2212"
+
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but for tab and newline
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff"  # marks, separators, directions
+    "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot write
+    "\U000e0000-\U000e007f]"  # tag characters
+)
+
+
+def visible(text: str) -> str:
+    r"""`text` with every character that is unseen, or that changes the order of others, written as its escape.
+
+    Tabs and newlines stay. The result can be stored as UTF-8 and is legal in HTML and XML once escaped.
+
+    >>> visible("a\x00b\u202ec")
+    'a\\u0000b\\u202ec'
+    """
+    return _UNSEEN.sub(
+        lambda found: found[0].encode("unicode_escape", "surrogatepass").decode().replace("\\x", "\\u00"), text
+    )
+
+
+def one_line(text: str) -> str:
+    """`visible(text)` with each run of white space as one blank."""
+    return " ".join(visible(text).split())
+
+
+def shortened(text: str, limit: int = 40) -> str:
+    """`one_line(text)` with the middle left out beyond `limit` characters: a label in a figure.
+
+    >>> shortened("abcdefghij", 5)
+    'ab…ij'
+    """
+    line = one_line(text)
+    half = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[:half]}…{line[-half:]}"
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite number; booleans are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(value: int | float | None) -> str:
+    """A count with thousands separated.
+
+    >>> whole(14772736)
+    '14,772,736'
+    """
+    return f"{round(value):,}".replace("-", MINUS) if value is not None and is_number(value) else MISSING
+
+
+def short(value: int | float | None) -> str:
+    """A count in thousands, millions, billions, with at most four significant digits.
+
+    >>> short(40_500_000), short(768_000), short(426_311_680), short(12)
+    ('40.5M', '768k', '426.3M', '12')
+    """
+    if value is None or not is_number(value):
+        return MISSING
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.99995 * unit:
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def loss(value: float | None) -> str:
+    """A loss, or a spread of losses: four decimals, as published; a value they would show as zero gets two digits.
+
+    >>> loss(1.65449), loss(0.0), loss(0.0000123)
+    ('1.6545', '0.0000', '1.2e-05')
+    """
+    if value is None or not is_number(value):
+        return MISSING
+    text = f"{value:.1e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"
+    return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def gap(value: float | None) -> str:
+    """A difference of losses: as `loss`, with its sign.
+
+    >>> gap(0.018)
+    '+0.0180'
+    """
+    text = loss(value)
+    return f"+{text}" if value is not None and is_number(value) and value > 0 else text
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A plain number with a fixed count of decimals."""
+    return f"{value:.{digits}f}".replace("-", MINUS) if value is not None and is_number(value) else MISSING
+
+
+def percent(value: float | None) -> str:
+    """A signed fraction in per cent, two decimals.
+
+    >>> percent(0.00768), percent(0.0)
+    ('+0.77 %', '0.00 %')
+    """
+    if value is None or not is_number(value):
+        return MISSING
+    text = f"{100 * value:+.2f}\u00a0%".replace("-", MINUS)
+    return text[1:] if float(f"{100 * value:.2f}") == 0 else text
+
+
+def probability(value: float | None) -> str:
+    """A p value: three decimals, small ones as a bound.
+
+    >>> probability(0.01234), probability(0.0002), probability(1.0)
+    ('0.012', '< 0.001', '1')
+    """
+    if value is None or not is_number(value):
+        return MISSING
+    if value < 0.001:
+        return "<\u00a00.001"
+    return "1" if value >= 0.9995 else f"{value:.3f}"
+
+
+def scientific(value: float | None) -> str:
+    """A large amount such as FLOPs: three significant digits.
+
+    >>> scientific(1176576000000)
+    '1.18e12'
+    """
+    if value is None or not is_number(value):
+        return MISSING
+    return f"{value:.2e}".replace("e+", "e").replace("e0", "e") if value else "0"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> duration(8.25), duration(83), duration(5025)
+    ('8.2 s', '83 s', '1 h 24 min')
+    """
+    if seconds is None or not is_number(seconds):
+        return MISSING
+    if seconds < 100:
+        return f"{seconds:.1f}\u00a0s" if seconds < 10 else f"{seconds:.0f}\u00a0s"
+    minutes = round(seconds / 60)
+    return f"{minutes}\u00a0min" if minutes < 60 else f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
+
+
+def memory(num_bytes: int | None) -> str:
+    """Bytes in MiB, or GiB from 10 GiB on."""
+    if num_bytes is None or not is_number(num_bytes):
+        return MISSING
+    return f"{num_bytes / 2**20:,.0f}\u00a0MiB" if num_bytes < 10 * 2**30 else f"{num_bytes / 2**30:,.1f}\u00a0GiB"

@@ -1,0 +1,129 @@
+"""The plain layers of a LLaMA-style decoder: RMSNorm, RoPE, causal grouped-query attention, SwiGLU.
+
+Not for: routed experts (`moe`), the order of layers (`transformer`), hand-written kernels (`fused`, held to these).
+
+Shapes: B batch, S sequence, T = B·S tokens, D d_model, N query heads, M kv heads, H d_head, F FFN width, P positions.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` itself in float32 or float64, half precisions widened to float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension (arXiv 1910.07467), same shape and dtype as `x`."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Rope(nn.Module):
+    """Tables of rotary position embedding (arXiv 2104.09864) in Hugging Face's half-split layout: i pairs with i + H/2.
+
+    Angles are float32 products of float32 frequencies, exactly as Hugging Face forms them, so that an exported model
+    sees the same rotation at every position; their cosines are taken in float64, which makes a row independent of how
+    long the table was when it was made. The tables are buffers outside the state dict and grow on demand.
+    """
+
+    cos_PNH: Tensor
+    sin_PNH: Tensor
+
+    def __init__(self, num_heads: int, d_head: int, theta: float) -> None:
+        super().__init__()
+        self.num_heads, self.d_head, self.theta = num_heads, d_head, theta
+        # Repeated for every head: a product of equal shapes is twice as fast on a CPU as one that broadcasts.
+        self.register_buffer("cos_PNH", torch.empty(0, num_heads, d_head), persistent=False)
+        self.register_buffer("sin_PNH", torch.empty(0, num_heads, d_head), persistent=False)
+
+    def forward(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of positions start to start + length − 1, each [length, N, H]; sin negated in its first half."""
+        if start + length > self.cos_PNH.shape[0]:
+            self._grow(max(start + length, 2 * self.cos_PNH.shape[0]))
+        return self.cos_PNH[start : start + length], self.sin_PNH[start : start + length]
+
+    def _grow(self, num_positions: int) -> None:
+        exponents = torch.arange(0, self.d_head, 2, dtype=torch.int64).float() / self.d_head
+        frequencies = 1.0 / (self.theta**exponents)
+        angles = torch.outer(torch.arange(num_positions).float(), frequencies).double().unsqueeze(1)
+        cos, sin = angles.cos(), angles.sin()
+        self.cos_PNH = torch.cat((cos, cos), dim=-1).repeat(1, self.num_heads, 1).to(self.cos_PNH)
+        self.sin_PNH = torch.cat((-sin, sin), dim=-1).repeat(1, self.num_heads, 1).to(self.sin_PNH)
+
+
+def rotate(x_BSMH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """`x` with every pair (i, i + H/2) turned by its position's angle; `rope` as `Rope` returns it, M at most its N."""
+    M, H = x_BSMH.shape[-2:]
+    cos, sin = rope
+    return torch.addcmul(x_BSMH * cos[:, :M], x_BSMH.roll(H // 2, -1), sin[:, :M])
+
+
+class KVCache:
+    """Keys and values of one attention layer for the `length` positions seen so far."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.k_BMPH: Tensor | None = None
+        self.v_BMPH: Tensor | None = None
+
+    def append(self, k_BMSH: Tensor, v_BMSH: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, the given ones last."""
+        if self.k_BMPH is not None and self.v_BMPH is not None:
+            k_BMSH = torch.cat((self.k_BMPH, k_BMSH), dim=2)
+            v_BMSH = torch.cat((self.v_BMPH, v_BMSH), dim=2)
+        self.k_BMPH, self.v_BMPH, self.length = k_BMSH, v_BMSH, k_BMSH.shape[2]
+        return k_BMSH, v_BMSH
+
+
+class Attention(nn.Module):
+    """Causal attention with N query heads in groups sharing M key and value heads (GQA, arXiv 2305.13245)."""
+
+    def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.d_head = num_heads, num_kv_heads, d_model // num_heads
+        self.w_q = nn.Parameter(torch.empty(num_heads * self.d_head, d_model))
+        self.w_k = nn.Parameter(torch.empty(num_kv_heads * self.d_head, d_model))
+        self.w_v = nn.Parameter(torch.empty(num_kv_heads * self.d_head, d_model))
+        self.w_o = nn.Parameter(torch.empty(d_model, num_heads * self.d_head))
+
+    def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
+        """[B, S, D]; with a filled `cache` S must be 1: the new token sees all before it."""
+        B, S, _ = x_BSD.shape
+        q = rotate(F.linear(x_BSD, self.w_q).view(B, S, self.num_heads, self.d_head), rope).transpose(1, 2)
+        k = rotate(F.linear(x_BSD, self.w_k).view(B, S, self.num_kv_heads, self.d_head), rope).transpose(1, 2)
+        v = F.linear(x_BSD, self.w_v).view(B, S, self.num_kv_heads, self.d_head).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        mixed_BNSH = F.scaled_dot_product_attention(
+            q, k, v, is_causal=S > 1, enable_gqa=self.num_kv_heads < self.num_heads
+        )
+        return F.linear(mixed_BNSH.transpose(1, 2).reshape(B, S, -1), self.w_o)
+
+
+class SwiGLU(nn.Module):
+    """w_down · (silu(w_gate · x) ⊙ (w_up · x)) (arXiv 2002.05202)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.w_gate = nn.Parameter(torch.empty(d_ff, d_model))
+        self.w_up = nn.Parameter(torch.empty(d_ff, d_model))
+        self.w_down = nn.Parameter(torch.empty(d_model, d_ff))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return swiglu(x_TD, self.w_gate, self.w_up, self.w_down)
+
+
+def swiglu(x_TD: Tensor, w_gate_FD: Tensor, w_up_FD: Tensor, w_down_DF: Tensor) -> Tensor:
+    """The SwiGLU map for given weights, [T, D]."""
+    return F.linear(F.silu(F.linear(x_TD, w_gate_FD)) * F.linear(x_TD, w_up_FD), w_down_DF)

@@ -1,0 +1,234 @@
+"""The run directory: the only interface between training and analysis. Reader and writer; no torch, no statistics.
+
+config.json               the RunConfig and its digest, written first
+metrics.jsonl             one row per update (`train`) and per evaluation (`eval`), steps strictly increasing in each kind
+samples.jsonl             texts written along the way
+val_losses.safetensors    loss per validation unit, at the end and at the best step
+tokenizer.json            the tokenizer, so that the run can be sampled on its own
+environment.json          machine, versions, device and dtype with the reason
+checkpoints/              see `equipoise.checkpoint`; may be deleted after completion
+summary.json              written last by rename: results, and size and SHA-256 of every other file
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from equipoise.config import differences, digest, dump, load
+from equipoise.errors import ConfigError, IntegrityError
+from equipoise.files import describe_file, file_faults, read_json, write_bytes, write_json
+from equipoise.spec.study import RunConfig
+
+SCHEMA_VERSION: Final = 1
+WEIGHTS: Final = "checkpoints"
+SPIKE_WINDOW: Final = 128
+SPIKE_SIGMAS: Final = 6.0
+MASKED_FIELDS: Final = ("elapsed_s", "tokens_per_s", "train_s", "peak_memory_bytes")
+"""Fields that measure the machine, not the model: they differ between two equal runs."""
+
+Status = Literal["missing", "started", "interrupted", "complete", "diverged", "broken"]
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Append one JSON line; it is in the file (not only in a buffer) when this returns."""
+    line = json.dumps(row, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def start_run(directory: Path, run: RunConfig, tokenizer_json: str) -> None:
+    """Create the directory with its config, or check that the one there is of the same run.
+
+    Raises IntegrityError naming the fields that differ.
+    """
+    try:
+        existing = read_config(directory)
+    except IntegrityError:  # altered: the run's own checkpoints say which run they belong to
+        existing = None
+    if existing is not None and existing != run:
+        lines = "; ".join(differences(dump(existing), dump(run)))
+        raise IntegrityError(f"{directory}: holds another run ({lines}); choose another --out, or delete it")
+    if existing is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "config.json", {"schema_version": SCHEMA_VERSION, "digest": digest(run), "run": run})
+    write_bytes(directory / "tokenizer.json", tokenizer_json.encode())
+
+
+def cut_rows(path: Path, step: int) -> None:
+    """Drop the rows after `step` and a torn last line: what stays is what a run stopped at `step` had written."""
+    if not path.exists():
+        return
+    rows = [row for row in read_rows(path) if row["step"] <= step]
+    text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
+    write_bytes(path, text.encode())
+
+
+def write_losses(directory: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write `val_losses.safetensors`: per-unit losses (float64 nats), token and byte counts, document numbers."""
+    write_bytes(
+        directory / "val_losses.safetensors", save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    )
+
+
+def finish_run(directory: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Write `summary.json` over everything else that lies in the directory; returns what was written."""
+    files = {
+        path.relative_to(directory).as_posix(): describe_file(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "summary.json" and not path.name.startswith(".")
+    }
+    whole = {"schema_version": SCHEMA_VERSION, **summary, "files": files}
+    write_json(directory / "summary.json", whole)
+    return whole
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run directory says, verified against its own summary."""
+
+    directory: Path
+    """Where it lies."""
+    config: RunConfig | None
+    """What was run; None when missing or unreadable."""
+    status: Status
+    """missing · started (no checkpoint yet) · interrupted (resumable) · complete · diverged · broken (see `fault`)."""
+    summary: dict[str, Any] | None
+    """The summary of a complete or diverged run."""
+    fault: str | None = None
+    """What is wrong with a broken one."""
+
+    def rows(self, kind: Literal["train", "eval"]) -> list[dict[str, Any]]:
+        """Rows of `metrics.jsonl` of one kind, in order."""
+        return [row for row in read_rows(self.directory / "metrics.jsonl") if row["kind"] == kind]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Rows of `samples.jsonl`, in order."""
+        return read_rows(self.directory / "samples.jsonl")
+
+    def losses(self) -> dict[str, np.ndarray]:
+        """Arrays of `val_losses.safetensors` by name."""
+        return dict(load_file(self.directory / "val_losses.safetensors"))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a torn last line is dropped, any other bad line is an IntegrityError."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            if number == len(lines):  # no newline after it: the writer was killed in the middle of this line
+                break
+            raise IntegrityError(
+                f"{path}:{number}: not a JSON line; the file was changed after it was written"
+            ) from None
+    return rows
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """The newest whole row of a JSON-lines file that may be growing, read from its end; None without one."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65_536))
+        whole = file.read().split(b"\n")[1 if file.tell() > 65_536 else 0 : -1]
+    return dict(json.loads(whole[-1])) if whole else None
+
+
+def read_config(directory: Path) -> RunConfig | None:
+    """The RunConfig of a run directory, None without one; IntegrityError when it is altered."""
+    path = directory / "config.json"
+    if not path.exists():
+        return None
+    stored = read_json(path)
+    try:
+        run = load(RunConfig, stored.get("run", {}))
+    except ConfigError as error:
+        raise IntegrityError(f"{path}: not a run configuration ({str(error).splitlines()[0]})") from None
+    if digest(run) != stored.get("digest"):
+        raise IntegrityError(
+            f"{path}: its digest does not match its content; the file was changed after it was written"
+        )
+    return run
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Read and verify a run directory; never raises for what it finds there."""
+    try:
+        config = read_config(directory)
+        if config is None:
+            return RunRecord(directory=directory, config=None, status="missing", summary=None)
+        if not (directory / "summary.json").exists():
+            resumable = any((directory / WEIGHTS).glob("step-*/manifest.json"))
+            status: Status = "interrupted" if resumable else "started"
+            return RunRecord(directory=directory, config=config, status=status, summary=None)
+        summary = read_json(directory / "summary.json")
+        faults = _summary_faults(summary, config) or file_faults(
+            directory, _expected_files(directory, summary["files"])
+        )
+    except IntegrityError as error:
+        return RunRecord(directory=directory, config=None, status="broken", summary=None, fault=str(error))
+    if faults:
+        return RunRecord(directory=directory, config=config, status="broken", summary=None, fault="; ".join(faults))
+    return RunRecord(directory=directory, config=config, status=summary["status"], summary=summary)
+
+
+def _summary_faults(summary: dict[str, Any], config: RunConfig) -> list[str]:
+    if summary.get("schema_version") != SCHEMA_VERSION:
+        return [f"summary.json: schema_version {summary.get('schema_version')!r}; expected {SCHEMA_VERSION}"]
+    if summary.get("digest") != digest(config):
+        return ["summary.json: belongs to another configuration"]
+    if summary.get("status") not in ("complete", "diverged") or not isinstance(summary.get("files"), dict):
+        return ["summary.json: status or files missing"]
+    return []
+
+
+def _expected_files(directory: Path, files: dict[str, Any]) -> dict[str, Any]:
+    """The recorded files that have to be there: a checkpoint that was deleted whole is no fault of a complete run."""
+    return {
+        name: recorded
+        for name, recorded in files.items()
+        if not name.startswith(f"{WEIGHTS}/") or (directory / name).parent.exists()
+    }
+
+
+# ------------------------------------------------------------------------------------------------ what rows say
+
+
+def count_spikes(losses: Sequence[float]) -> int:
+    """Updates whose training loss lies over 6 standard deviations above the mean of the 128 before it.
+
+    The rule of OLMo-core's stability monitor; the first 128 updates are not judged.
+    """
+    window: deque[float] = deque(maxlen=SPIKE_WINDOW)
+    spikes = 0
+    for loss in losses:
+        if len(window) == SPIKE_WINDOW and loss > statistics.fmean(window) + SPIKE_SIGMAS * statistics.stdev(window):
+            spikes += 1
+        window.append(loss)
+    return spikes
+
+
+def masked(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the fields that measure the machine: equal for two runs of one configuration."""
+    return [{key: value for key, value in row.items() if key not in MASKED_FIELDS} for row in rows]

@@ -1,0 +1,134 @@
+"""What the study can and cannot say, and what it takes to repeat it: the Scope box and the provenance.
+
+Not for: results; a sentence here would be the same whatever came out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.figures import text
+from equipoise.report.tables import METRICS, Cell, Table, main_metric
+
+
+def scope(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """(topic, sentence) pairs: how large, on what, and what so many seeds can tell."""
+    title = next((value for name, value in _flat(results["data"]) if name.split(": ")[-1] == "title"), "one corpus")
+    return (
+        ("Scale", _scale(results)),
+        ("Corpus", f"{title}, as {text.whole(results['vocab_size'])} different tokens."),
+        ("Seeds", _seeds(results)),
+    )
+
+
+def provenance(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """(name, value) pairs of what identifies the study: versions, digests, data."""
+    origin = results["provenance"]
+    facts = [
+        ("Equipoise", str(origin["equipoise"])),
+        ("locked", str(origin["created"])),
+        *(("amended", _amendment(amendment)) for amendment in origin["amendments"]),
+        ("lock digest", str(origin["lock_digest"])),
+        ("data digest", str(origin["data_digest"])),
+    ]
+    rest = {key: value for key, value in results["data"].items() if key not in ("digest", "splits")}
+    return (*facts, *((f"data: {name}", value) for name, value in _flat(rest)))
+
+
+def environments_table(results: Mapping[str, Any]) -> Table:
+    """Machine, versions and number formats, a column per distinct environment the runs were made in."""
+    flat = [dict(_flat(environment)) for environment in results["provenance"]["environments"]]
+    names = list(dict.fromkeys(name for one in flat for name in one))
+    title = "The machine and its software" if len(flat) == 1 else f"{len(flat)} different environments made these runs"
+    return Table(
+        title=title,
+        header=(
+            Cell(text=""),
+            *(Cell(text="value" if len(flat) == 1 else f"environment {index + 1}") for index in range(len(flat))),
+        ),
+        rows=tuple((Cell(text=name, head=True), *(Cell(text=one.get(name, "–")) for one in flat)) for name in names),
+    )
+
+
+def splits_table(results: Mapping[str, Any]) -> Table:
+    """Documents, tokens and bytes of each split."""
+    splits = results["data"].get("splits") or {}
+    order = [name for name in ("train", "selection", "validation") if name in splits]
+    order += sorted(set(splits) - set(order))
+    fields = list(dict.fromkeys(field for name in order for field in splits[name]))
+    return Table(
+        title="The splits",
+        header=(Cell(text="split"), *(Cell(text=field.replace("_", " "), number=True) for field in fields)),
+        rows=tuple(
+            (Cell(text=name, head=True), *(Cell(text=_value(splits[name].get(field)), number=True) for field in fields))
+            for name in order
+        ),
+    )
+
+
+def study_text(results: Mapping[str, Any]) -> str:
+    """The whole study as locked, every default written out."""
+    return json.dumps(results["provenance"]["study"], indent=2, ensure_ascii=False)
+
+
+def _amendment(amendment: Mapping[str, Any]) -> str:
+    added = "; ".join(f"{kind} {_value(items)}" for kind, items in amendment["added"].items() if items)
+    when = "after" if amendment["after_first_run"] else "before"
+    return f"{amendment['date']}, {when} the first finished run: added {added}"
+
+
+def _scale(results: Mapping[str, Any]) -> str:
+    totals = [arm["params"]["total"] for arm in results["arms"]]
+    low, high = text.short(min(totals)), text.short(max(totals))
+    size = f"{low} parameters" if low == high else f"{low} to {high} parameters"
+    budgets = [text.short(budget) for budget in sorted(results["budgets"])]
+    tokens = budgets[0] if len(budgets) == 1 else f"{', '.join(budgets[:-1])} and {budgets[-1]}"
+    return f"Models of {size}, trained on {tokens} tokens. What holds here may turn around at another scale."
+
+
+def _seeds(results: Mapping[str, Any]) -> str:
+    n = len(results["seeds"])
+    if n < 3:
+        return f"{n} {'seed' if n == 1 else 'seeds'} a run: too few to support anything; every verdict is inconclusive."
+    metric = main_metric(results)
+    floors = [
+        row["noise_floor"] for row in results["gaps"] if row["metric"] == metric and text.is_number(row["noise_floor"])
+    ]
+    opening = f"{n} seeds a run, paired."
+    if not floors:
+        return f"{opening} A gap smaller than its noise floor cannot be told from chance."
+    low, high = text.loss(min(floors)), text.loss(max(floors))
+    reach = low if low == high else f"between {low} and {high}, contrast by contrast"
+    return f"{opening} The smallest mean gap in {METRICS.get(metric, metric)} they could support is {reach}."
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = f"{prefix}{str(key).replace('_', ' ')}"
+        if isinstance(item, dict):
+            pairs += _flat(item, f"{name}: ")
+        elif isinstance(item, list) and any(isinstance(part, dict) for part in item):
+            pairs += [
+                (name, ", ".join(f"{k}: {v}" for k, v in _flat(part)))
+                if isinstance(part, dict)
+                else (name, _value(part))
+                for part in item
+            ]
+        else:
+            pairs.append((name, _value(item)))
+    return pairs
+
+
+def _value(item: Any) -> str:
+    if isinstance(item, bool):
+        return "yes" if item else "no"
+    if item is None:
+        return "–"
+    if isinstance(item, int):
+        return text.whole(item)
+    if isinstance(item, list):
+        return ", ".join(_value(part) for part in item) or "–"
+    return str(item)

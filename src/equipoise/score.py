@@ -1,0 +1,149 @@
+"""What a model makes of text: loss per validation unit with routing diagnostics, and samples. Never trains.
+
+Not for: deciding when to evaluate (`train`) or what a loss means for a claim (`verdict`).
+
+Shapes: W windows, S sequence, T = tokens of one forward pass, E experts, K top-k, U units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from equipoise.data.packing import EvalWindows
+from equipoise.data.tokenizer import TextTokenizer
+from equipoise.errors import DivergedError
+from equipoise.model.moe import Routing
+from equipoise.model.transformer import Transformer, generate, token_losses
+from equipoise.routing import diagnose
+
+FORWARD_TOKENS: Final = 8_192
+"""Tokens of one evaluation forward pass: bounds the logits to 32 MiB at V = 1,024."""
+
+
+class Stopped(Exception):
+    """Raised out of an evaluation when `should_stop` says so; nothing was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Losses of one pass over evaluation windows."""
+
+    unit_losses_U: np.ndarray
+    """Sum of token losses per unit, float64 nats."""
+    loss: float
+    """Nats per target token, over all targets (a mean of tokens, never of means)."""
+    bpb: float
+    """Bits per byte of raw text: losses of text tokens only, end-of-text left out of numerator and denominator."""
+    routing: list[dict[str, Any]]
+    """Diagnostics per layer (see `equipoise.routing`); empty for a dense model."""
+
+
+@dataclass
+class _LayerSums:
+    """Running sums of one layer's routing over real tokens."""
+
+    counts_E: np.ndarray
+    entropy: float = 0.0
+    log_z: float = 0.0
+    num_tokens: int = 0
+
+    def add(self, routing: Routing, real_T: torch.Tensor) -> None:
+        probs_TE = routing.probs_TE[real_T].double()
+        self.counts_E += np.bincount(
+            routing.expert_ids_TK[real_T].flatten().cpu().numpy(), minlength=len(self.counts_E)
+        )
+        self.entropy += float(torch.special.entr(probs_TE).sum())
+        self.log_z += float(torch.logsumexp(routing.logits_TE[real_T].double(), dim=-1).sum())
+        self.num_tokens += len(probs_TE)
+
+
+@torch.no_grad()
+def evaluate(
+    model: Transformer,
+    windows: EvalWindows,
+    *,
+    end_of_text: int,
+    autocast: torch.dtype | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Score every window once, in order, without dropping a token; padding counts nowhere.
+
+    `autocast` is the compute dtype of the forward pass (None: float32). Raises `Stopped` between batches when
+    `should_stop()` is true, and DivergedError when a loss is not finite.
+    """
+    device = next(model.parameters()).device
+    num_windows, seq_len = windows.inputs_WS.shape
+    rows = max(1, FORWARD_TOKENS // seq_len)
+    unit_losses_U = np.zeros(windows.num_units)
+    text_loss = 0.0
+    sums: list[_LayerSums] = []
+    for start in range(0, num_windows, rows):
+        if should_stop():
+            raise Stopped
+        batch = slice(start, start + rows)
+        targets_BS = torch.from_numpy(windows.targets_WS[batch]).to(device)
+        units_T = windows.unit_WS[batch].reshape(-1)
+        with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
+            output = model(torch.from_numpy(windows.inputs_WS[batch]).to(device))
+            losses_T = token_losses(model, output, targets_BS).double().cpu().numpy()
+        real_T = units_T >= 0
+        np.add.at(unit_losses_U, units_T[real_T], losses_T[real_T])
+        text_loss += float(losses_T[real_T & (windows.targets_WS[batch].reshape(-1) != end_of_text)].sum())
+        if output.routing and not sums:
+            sums = [_LayerSums(counts_E=np.zeros(r.logits_TE.shape[1], dtype=np.int64)) for r in output.routing]
+        for layer, routing in zip(sums, output.routing, strict=True):
+            layer.add(routing, torch.from_numpy(real_T).to(device))
+    total = float(unit_losses_U.sum())
+    if not math.isfinite(total):
+        raise DivergedError("evaluation: the loss is not finite")
+    top_k = model.config.ffn.top_k if model.config.ffn.kind == "moe" else 0
+    return Evaluation(
+        unit_losses_U=unit_losses_U,
+        loss=total / windows.num_targets,
+        bpb=text_loss / math.log(2) / windows.num_bytes,
+        routing=[diagnose(s.counts_E, s.entropy / s.num_tokens, s.log_z / s.num_tokens, top_k) for s in sums],
+    )
+
+
+def sample(
+    model: Transformer,
+    tokenizer: TextTokenizer,
+    prompt: str,
+    num_tokens: int,
+    *,
+    temperature: float = 0.0,
+    generator: np.random.Generator | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """`prompt` continued by at most `num_tokens` tokens, up to the end of the text; greedy at temperature 0.
+
+    The context begins with the end-of-text id, as every training document does. Raises `Stopped` when `should_stop()`
+    is true between tokens.
+    """
+    context = [tokenizer.eot_id, *tokenizer.encode(prompt)]
+    stopped = False
+
+    def stop() -> bool:
+        nonlocal stopped
+        stopped = stopped or should_stop()
+        return stopped
+
+    written = generate(
+        model,
+        context,
+        num_tokens,
+        stop_id=tokenizer.eot_id,
+        temperature=temperature,
+        generator=generator,
+        should_stop=stop,
+    )
+    if stopped:
+        raise Stopped
+    return prompt + tokenizer.decode([token for token in written if token != tokenizer.eot_id])

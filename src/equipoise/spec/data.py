@@ -1,0 +1,90 @@
+"""Nouns of the data: which documents, and how they become tokens. Reading them is `equipoise.data`'s work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from equipoise.config import TAG, check, config
+
+
+@config
+class GrammarCorpus:
+    """The built-in story grammar: endless documents of exactly known probability (no path, no download)."""
+
+    kind: Literal["grammar"] = "grammar"
+    seed: int = 0
+    """Seed of the world (names, attributes, places); documents of the three splits come from disjoint seeds."""
+    num_documents: int = 20_000
+    """Training documents to write, at least 1; about 110 words each."""
+    num_validation: int = 1_000
+    """Validation documents, at least 1."""
+    num_selection: int = 200
+    """Selection documents, at least 1: read only by what chooses hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            ("seed", self.seed >= 0, "0 or more"),
+            ("num_documents", self.num_documents >= 1, "at least 1"),
+            ("num_validation", self.num_validation >= 1, "at least 1"),
+            ("num_selection", self.num_selection >= 1, "at least 1"),
+        )
+
+
+@config
+class TextCorpus:
+    """Plain text: a .txt file or a folder of them (one document a file), or .jsonl (one document a line)."""
+
+    kind: Literal["text"] = "text"
+    path: str
+    """File or folder; relative to the working directory."""
+    field: str = "text"
+    """The field of a .jsonl line that holds the document."""
+
+
+@config
+class TinyStoriesCorpus:
+    """A folder of the official TinyStories text files: stories separated by a line `<|endoftext|>`."""
+
+    kind: Literal["tinystories"] = "tinystories"
+    path: str | None = None
+    """Folder (files matching `*valid*` are validation, `*train*` train) or one file; unset: only `plan` works."""
+
+
+@config
+class GutenbergCorpus:
+    """A folder of Project Gutenberg books (.txt, one book a file); licence boilerplate is stripped."""
+
+    kind: Literal["gutenberg"] = "gutenberg"
+    path: str | None = None
+    """Folder of books; unset: only `plan` works."""
+
+
+Corpus = Annotated[GrammarCorpus | TextCorpus | TinyStoriesCorpus | GutenbergCorpus, TAG]
+
+
+@config
+class BpeTokenizer:
+    """Byte-level BPE trained on the train split only."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int
+    """Requested size, at least 257 (256 bytes + end-of-text); the model takes the size really reached."""
+
+    def __post_init__(self) -> None:
+        check(self, ("vocab_size", self.vocab_size >= 257, "at least 257 (256 bytes and the end-of-text)"))
+
+
+@config
+class ByteTokenizer:
+    """Plain bytes: 256 ids and one end-of-text id, vocabulary 257."""
+
+    kind: Literal["byte"] = "byte"
+
+
+Tokenizer = Annotated[BpeTokenizer | ByteTokenizer, TAG]
+
+
+def requested_vocab_size(tokenizer: BpeTokenizer | ByteTokenizer) -> int:
+    """The vocabulary a study plans with before its corpus was seen."""
+    return tokenizer.vocab_size if isinstance(tokenizer, BpeTokenizer) else 257

@@ -1,0 +1,333 @@
+"""Nouns of the design: study, arm, match, claim, run; and how a study file becomes one of them.
+
+Not for: solving widths (`matching`), expanding into runs on disk (`study`), judging claims (`verdict`).
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from equipoise.config import TAG, Table, check, config, load
+from equipoise.errors import ConfigError
+from equipoise.faults import did_you_mean, not_accepted
+from equipoise.spec.data import Corpus, Tokenizer
+from equipoise.spec.model import ModelConfig, Width, ffn_width
+from equipoise.spec.recipe import Recipe
+from equipoise.spec.tables import expand_arms, said_once
+
+Metric = Literal["val_loss", "best_val_loss", "val_bpb"]
+Quantity = Literal["active_params", "total_params", "flops_per_token"]
+
+RESERVED_NAMES = (
+    "data",
+    "figures",
+    "study.toml",
+    "lock.json",
+    "step_time.json",
+    "results.json",
+    "results.md",
+    "report.html",
+)
+"""Names the study directory uses itself; an arm may not take one."""
+
+
+@config
+class Match:
+    """Solve one width of this arm so that it agrees with another arm on one quantity."""
+
+    to: str
+    """Name of the reference arm, which has no `match` of its own."""
+    on: Quantity
+    """The quantity that has to agree."""
+    adjust: Width
+    """The width that is solved; neither base nor arm sets it."""
+    rtol: float = 0.01
+    """Largest accepted |arm ÷ reference − 1|."""
+
+    def __post_init__(self) -> None:
+        check(self, ("rtol", 0 <= self.rtol < 1, "0 to below 1"))
+
+
+@config
+class Arm:
+    """One side of the comparison: a model, and what it is matched to."""
+
+    model: ModelConfig
+    """The model; `base.model` with the arm's own fields over it."""
+    match: Match | None = None
+    """How one width is solved; none = as written."""
+
+
+@config
+class LowerClaim:
+    """`left` reaches a lower metric than `right`, by more than `margin`."""
+
+    kind: Literal["lower"] = "lower"
+    id: str
+    """Name of the claim, unique in the study."""
+    left: str | tuple[str, ...]
+    """The arm said to be lower; a list holds only if every member does."""
+    right: str
+    """The arm it is compared with."""
+    metric: Metric = "val_loss"
+    """What is compared, per seed."""
+    budget: int | Literal["largest"] = "largest"
+    """At which token budget."""
+    margin: float = 0.0
+    """δ ≥ 0: supported only when left is lower by more than this."""
+    equivalence_margin: float | None = None
+    """ε > margin: also test for equivalence within ±ε."""
+    allow_collapsed: bool = False
+    """Judge even if a run's routing collapsed (the verdict is then marked)."""
+
+    def __post_init__(self) -> None:
+        wide = self.equivalence_margin is None or self.equivalence_margin > self.margin
+        check(
+            self,
+            ("left", _all_different(self.left), "one arm or a list of different arms"),
+            ("margin", self.margin >= 0, "0 or more"),
+            ("equivalence_margin", wide, f"above margin = {self.margin}"),
+        )
+
+
+@config
+class EquivalentClaim:
+    """`left` and `right` differ by less than `equivalence_margin` either way."""
+
+    kind: Literal["equivalent"] = "equivalent"
+    id: str
+    """Name of the claim, unique in the study."""
+    left: str | tuple[str, ...]
+    """The arm said to be equivalent; a list holds only if every member is."""
+    right: str
+    """The arm it is compared with."""
+    equivalence_margin: float
+    """ε > 0, in units of the metric."""
+    metric: Metric = "val_loss"
+    """What is compared, per seed."""
+    budget: int | Literal["largest"] = "largest"
+    """At which token budget."""
+    allow_collapsed: bool = False
+    """Judge even if a run's routing collapsed (the verdict is then marked)."""
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            ("left", _all_different(self.left), "one arm or a list of different arms"),
+            ("equivalence_margin", self.equivalence_margin > 0, "above 0"),
+        )
+
+
+Claim = Annotated[LowerClaim | EquivalentClaim, TAG]
+
+
+@config
+class StudySpec:
+    """A study as declared: arms × seeds × budgets, one corpus, one recipe, and the claims made beforehand."""
+
+    name: str
+    """Short name; also the default folder."""
+    question: str = ""
+    """The question in one sentence, shown on top of the report."""
+    seeds: tuple[int, ...]
+    """Distinct seeds, 0 or more each; per seed all arms share data order and equally shaped initial tensors."""
+    budgets: tuple[int, ...]
+    """Distinct token budgets; each is a run of its own with its own schedule."""
+    corpus: Corpus
+    """Where the documents come from."""
+    tokenizer: Tokenizer
+    """How documents become tokens."""
+    recipe: Recipe
+    """How every arm is trained."""
+    arms: dict[str, Arm]
+    """The arms by name, in the order of every table."""
+    claims: tuple[Claim, ...] = ()
+    """What is claimed before the first run."""
+    alpha: float = 0.05
+    """Level of every test, Holm-adjusted over the claims."""
+
+    def __post_init__(self) -> None:
+        faults = _study_faults(self.name, self.seeds, self.budgets, self.recipe, self.arms, self.claims, self.alpha)
+        if faults:
+            raise ValueError("\n".join(faults))
+
+
+@config
+class RunConfig:
+    """Everything a run is a function of: equal values give equal results on the same machine class and versions."""
+
+    arm: str
+    """Name of the arm."""
+    seed: int
+    """Seed of data order and initialisation."""
+    budget: int
+    """Tokens asked for; the steps are `num_steps`."""
+    model: ModelConfig
+    """The resolved model: no open width, vocabulary known."""
+    recipe: Recipe
+    """How it is trained."""
+    data: str
+    """Digest of the prepared data set (tokens, splits and tokenizer)."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps: budget ÷ batch_tokens, nearest whole number, halves up, at least 1."""
+        return num_steps(self.budget, self.recipe)
+
+    @property
+    def folder(self) -> str:
+        """Path inside the study directory: `<arm>/<tokens>-s<seed>`."""
+        return f"{self.arm}/{self.budget}-s{self.seed}"
+
+
+def num_steps(budget: int, recipe: Recipe) -> int:
+    """Steps of a run of `budget` tokens: nearest whole number, halves up, at least 1."""
+    return max(1, (2 * budget + recipe.batch_tokens) // (2 * recipe.batch_tokens))
+
+
+def parse_study(table: Table) -> StudySpec:
+    """A study from its TOML table: arms deep-merged over `base`, adjusted widths opened, everything checked.
+
+    Raises ConfigError with every fault found, one line each.
+    """
+    base, arms = table.get("base", {}), table.get("arms", {})
+    tables = {"base": base, "arms": arms}
+    tables |= {f"arms.{name}": arm for name, arm in arms.items()} if isinstance(arms, dict) else {}
+    tables |= {"base.model": base.get("model", {})} if isinstance(base, dict) else {}
+    faults = [not_accepted(path, value, "a table") for path, value in tables.items() if not isinstance(value, dict)]
+    if faults:
+        raise ConfigError("\n".join(faults))  # without these tables nothing else can be told apart
+    expanded, faults = expand_arms(base, arms)
+    whole = {key: value for key, value in table.items() if key != "base"} | {"arms": expanded}
+    try:
+        study = load(StudySpec, whole)
+    except ConfigError as error:
+        faults += [*str(error).splitlines(), *_faults_of_parts(whole)]
+    if faults:
+        raise ConfigError("\n".join(said_once(faults, base, arms)))
+    return study
+
+
+def _faults_of_parts(whole: Table) -> list[str]:
+    """Faults between the parts of a study that can be read, found although another part cannot."""
+    hints = typing.get_type_hints(StudySpec, include_extras=True)
+
+    def part(annotation: Any, value: Any) -> Any:
+        try:
+            return load(annotation, value)
+        except ConfigError:
+            return None
+
+    name, seeds, budgets, recipe, alpha = (
+        part(hints[field], whole.get(field)) for field in ("name", "seeds", "budgets", "recipe", "alpha")
+    )
+    arms = {name: part(Arm, arm) for name, arm in whole["arms"].items()}
+    listed = whole.get("claims", [])
+    claims = [part(Claim, claim) for claim in listed] if isinstance(listed, list) else []
+    return _study_faults(name, seeds, budgets, recipe, arms, claims, alpha)
+
+
+def left_arms(claim: LowerClaim | EquivalentClaim) -> tuple[str, ...]:
+    """The arms on the left of a claim, always as a tuple."""
+    return claim.left if isinstance(claim.left, tuple) else (claim.left,)
+
+
+def _all_different(left: str | tuple[str, ...]) -> bool:
+    return isinstance(left, str) or len(set(left)) == len(left) > 0
+
+
+def _study_faults(
+    name: str | None,
+    seeds: tuple[int, ...] | None,
+    budgets: tuple[int, ...] | None,
+    recipe: Recipe | None,
+    arms: Mapping[str, Arm | None],
+    claims: Sequence[LowerClaim | EquivalentClaim | None],
+    alpha: float | None,
+) -> list[str]:
+    """Faults that lie between the fields of a study; None stands for a part whose own faults were said already."""
+    faults = [] if name is None else _name_faults("name", name)
+    for path, values, low in (("seeds", seeds, 0), ("budgets", budgets, 1)):
+        if values is not None and (not values or len(set(values)) < len(values) or min(values) < low):
+            faults.append(not_accepted(path, values, f"a list of different whole numbers, {low} or more"))
+    for budget in budgets or ():
+        if recipe and 0 < 2 * budget < recipe.batch_tokens:
+            expected = f"at least half a step of recipe.batch_tokens = {recipe.batch_tokens}"
+            faults.append(not_accepted("budgets", budget, expected))
+    if alpha is not None and not 0 < alpha < 1:
+        faults.append(not_accepted("alpha", alpha, "a number between 0 and 1"))
+    if not arms:
+        return [*faults, "arms: missing; expected at least one table [arms.NAME.model]"]
+    for arm_name, arm in arms.items():
+        faults += _name_faults("arms", arm_name)
+        if arm_name.casefold() in RESERVED_NAMES:
+            faults.append(not_accepted("arms", arm_name, "a name the study directory does not use itself"))
+        if [other.casefold() for other in arms].count(arm_name.casefold()) > 1:
+            faults.append(
+                not_accepted("arms", arm_name, "names that differ by more than case, for they become folders")
+            )
+        faults += [] if arm is None else _arm_faults(arm_name, arm, arms)
+    for index, claim in enumerate(claims):
+        faults += [] if claim is None else _claim_faults(f"claims.{index}", claim, claims, arms, budgets)
+    return faults
+
+
+def _name_faults(path: str, name: str) -> list[str]:
+    """Names become folders: no separators, control characters or characters Windows refuses; 64 at most."""
+    letter = r'[^/\\:*?"<>|\x00-\x1f\x7f]'
+    end = rf"(?![.\s]){letter}"
+    if re.fullmatch(rf"{end}(?:{letter}{{0,62}}{end})?", name):
+        return []
+    return [not_accepted(path, name, '1 to 64 characters that can name a folder (no / \\ : * ? " < > |)')]
+
+
+def _arm_faults(name: str, arm: Arm, arms: Mapping[str, Arm | None]) -> list[str]:
+    faults = []
+    where, match, adjust = f"arms.{name}", arm.match, arm.match.adjust if arm.match else ""
+    field, width = ffn_width(arm.model.ffn)
+    if match:
+        others = [other for other in arms if other != name]
+        reference = arms.get(match.to)
+        if match.to not in others:
+            expected = f"one of {', '.join(others)}{did_you_mean(match.to, others)}" if others else "a second arm"
+            faults.append(not_accepted(f"{where}.match.to", match.to, expected))
+        elif reference and reference.match:
+            faults.append(not_accepted(f"{where}.match.to", match.to, "an arm that is not matched itself"))
+        if adjust.startswith("ffn.") and adjust != f"ffn.{field}":
+            expected = f"d_model or ffn.{field}, the widths of ffn.kind = {arm.model.ffn.kind!r}"
+            faults.append(not_accepted(f"{where}.match.adjust", adjust, expected))
+    if arm.model.d_model == 0 and adjust != "d_model":
+        faults.append(f"{where}.model.d_model: missing; expected a whole number, or match.adjust = 'd_model'")
+    if width == 0 and not adjust.startswith("ffn."):
+        faults.append(
+            f"{where}.model.ffn.{field}: missing; expected a whole number or a table, or match.adjust = 'ffn.{field}'"
+        )
+    return faults
+
+
+def _claim_faults(
+    where: str,
+    claim: LowerClaim | EquivalentClaim,
+    claims: Sequence[LowerClaim | EquivalentClaim | None],
+    arms: Mapping[str, Arm | None],
+    budgets: tuple[int, ...] | None,
+) -> list[str]:
+    faults = []
+    if not claim.id.strip() or [other.id for other in claims if other].count(claim.id) > 1:
+        faults.append(not_accepted(f"{where}.id", claim.id, "a name of its own"))
+    for side, names in (("left", left_arms(claim)), ("right", (claim.right,))):
+        for arm in names:
+            if arm not in arms:
+                faults.append(
+                    not_accepted(f"{where}.{side}", arm, f"one of {', '.join(arms)}{did_you_mean(arm, arms)}")
+                )
+    if claim.right in left_arms(claim):
+        faults.append(not_accepted(f"{where}.right", claim.right, "an arm that is not on the left"))
+    if budgets and claim.budget != "largest" and claim.budget not in budgets:
+        faults.append(
+            not_accepted(f"{where}.budget", claim.budget, f"'largest' or one of {', '.join(map(str, budgets))}")
+        )
+    return faults

@@ -1,0 +1,163 @@
+"""Means, paired contrasts, one-sided tests, equivalence tests and Holm's adjustment: arithmetic on numbers per seed.
+
+Not for: deciding anything (`verdict` does), nor for bootstrap over documents. The unit of evidence is the seed. Every
+function either returns finite numbers, or None where the seeds are too few for the number to exist.
+
+The tests work on whole arrays of studies at once, so that what is simulated is the very code that judges.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr, stdtrit
+
+Array = NDArray[np.float64]
+
+ROUNDING: Final = 8 * float(np.finfo(np.float64).eps)
+"""Relative size of a spread that is only float64 rounding: a difference of two decimals is off by up to 2 eps."""
+
+EQUAL: Final = 1e-12
+"""Without spread, a mean this near the tested value (nats or bits) equals it: above rounding, below any digit shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """The paired difference left − right over the seeds both arms have."""
+
+    n: int
+    """Seeds both arms have."""
+    mean: float | None
+    """Mean difference; None without a seed."""
+    sd: float | None
+    """Standard deviation of the differences (n − 1); None below two seeds."""
+    ci_low: float | None
+    """Lower end of the two-sided t interval of the mean, not adjusted for other contrasts; None below two seeds."""
+    ci_high: float | None
+    """Upper end of that interval."""
+    confidence: float
+    """Its confidence."""
+    noise_floor: float | None
+    """Smallest mean gap that these seeds could support: t at 1 − alpha, n − 1 df, × sd ÷ √n; None below two seeds."""
+    per_seed: Mapping[int, float]
+    """The difference of each seed, by rising seed."""
+
+
+def mean_sd(values: Iterable[float]) -> tuple[float | None, float | None, int]:
+    """Mean (None without a value), standard deviation with n − 1 (None below two values), and n.
+
+    Both are correctly rounded, so equal values have a standard deviation of exactly 0. Raises ValueError for a value
+    that is not finite.
+
+    >>> mean_sd([1.0, 2.0, 3.0])
+    (2.0, 1.0, 3)
+    """
+    numbers = [float(value) for value in values]
+    for number in numbers:
+        if not math.isfinite(number):
+            raise ValueError(f"mean and sd: {number} is not accepted; expected finite numbers")
+    mean = statistics.mean(numbers) if numbers else None
+    return mean, statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
+
+
+def paired_contrast(
+    left_by_seed: Mapping[int, float],
+    right_by_seed: Mapping[int, float],
+    confidence: float = 0.95,
+    *,
+    alpha: float = 0.05,
+) -> Contrast:
+    """The contrast left − right on the seeds that both arms have; seeds of one arm alone are ignored.
+
+    `confidence` is that of the two-sided interval, `alpha` the level of the noise floor. A spread that is nothing but
+    float64 rounding counts as 0. Raises ValueError for a value that is not finite or a level outside (0, 1).
+
+    >>> paired_contrast({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.5, 1: 1.0}).per_seed
+    {0: 0.5, 1: 1.0}
+    """
+    for name, level in (("confidence", confidence), ("alpha", alpha)):
+        if not 0 < level < 1:
+            raise ValueError(f"{name} = {level} is not accepted; expected between 0 and 1")
+    seeds = sorted(left_by_seed.keys() & right_by_seed.keys())
+    per_seed = {seed: float(left_by_seed[seed]) - float(right_by_seed[seed]) for seed in seeds}
+    mean, sd, n = mean_sd(per_seed.values())
+    ci_low = ci_high = noise_floor = None
+    if mean is not None and sd is not None:
+        largest = max(abs(float(side[seed])) for side in (left_by_seed, right_by_seed) for seed in seeds)
+        sd = 0.0 if sd <= ROUNDING * largest else sd
+        error = sd / math.sqrt(n)
+        half = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
+        ci_low, ci_high = mean - half, mean + half
+        noise_floor = float(stdtrit(n - 1, 1 - alpha)) * error
+    return Contrast(
+        n=n,
+        mean=mean,
+        sd=sd,
+        ci_low=ci_low,
+        ci_high=ci_high,
+        confidence=confidence,
+        noise_floor=noise_floor,
+        per_seed=per_seed,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ tests
+
+
+def p_below(mean: ArrayLike, sd: ArrayLike, n: int, shift: float) -> Array:
+    """p of the one-sided t test of H0 "true mean ≥ shift" against "below shift", n − 1 degrees of freedom.
+
+    `mean` and `sd` (n − 1) have the shape of the answer, one entry a study. Without spread (sd = 0) p is 0 when the
+    mean lies below the shift and 1 when it lies above or is equal. Raises ValueError below two values.
+
+    >>> float(p_below(-1.0, 0.0, 3, 0.0)), float(p_below(0.0, 1.0, 3, 0.0))
+    (0.0, 0.5)
+    """
+    if n < 2:
+        raise ValueError(f"t test: n = {n} is not accepted; expected 2 or more")
+    distance = np.asarray(mean, dtype=np.float64) - shift
+    error = np.asarray(sd, dtype=np.float64) / math.sqrt(n)
+    spread = error > 0
+    with np.errstate(over="ignore"):  # a spread near the smallest float: t is then infinite, and p rightly 0 or 1
+        t = distance / np.where(spread, error, 1.0)
+    p: Array = np.where(spread, stdtr(n - 1, t), np.where(distance < -EQUAL, 0.0, 1.0))
+    return p
+
+
+def p_above(mean: ArrayLike, sd: ArrayLike, n: int, shift: float) -> Array:
+    """p of the one-sided t test of H0 "true mean ≤ shift" against "above shift"; the mirror image of `p_below`."""
+    return p_below(-np.asarray(mean, dtype=np.float64), sd, n, -shift)
+
+
+def p_within(mean: ArrayLike, sd: ArrayLike, n: int, margin: float) -> Array:
+    """p of equivalence within ±margin: the larger of the two one-sided tests (Schuirmann's TOST)."""
+    return np.maximum(p_above(mean, sd, n, -margin), p_below(mean, sd, n, margin))
+
+
+def p_outside(mean: ArrayLike, sd: ArrayLike, n: int, margin: float) -> Array:
+    """p against equivalence: twice the smaller test of H0 "mean ≤ margin" and H0 "mean ≥ −margin", at most 1."""
+    smaller: Array = np.minimum(p_above(mean, sd, n, margin), p_below(mean, sd, n, -margin))
+    return np.minimum(1.0, 2 * smaller)
+
+
+def holm(p_values: ArrayLike) -> Array:
+    """Holm's step-down adjusted p-values along the last axis, in the order given: monotone in p, at most 1.
+
+    The i-th smallest of m (from 0) is multiplied by m − i and is at least the adjusted value before it (Holm 1979).
+
+    >>> holm([0.01, 0.04, 0.03]).round(4).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, axis=-1, kind="stable")
+    steps = np.arange(p.shape[-1], 0, -1)
+    scaled = np.minimum(1.0, steps * np.take_along_axis(p, order, axis=-1))
+    adjusted: Array = np.empty_like(p)
+    np.put_along_axis(adjusted, order, np.maximum.accumulate(scaled, axis=-1), axis=-1)
+    return adjusted

@@ -1,0 +1,120 @@
+"""Shared by all tests: the option `--corpora`, one thread per test process, no network, no deadlines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# Before torch is imported anywhere. Tests run side by side, one process a core; and results of one thread are exact.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A deadline measures how busy the machine is. On CI the examples are the same every time (hypothesis's own profile).
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Written --corpora=DIR: pytest looks for its settings before it reads this file, and would take a lone DIR for a test.
+    parser.addoption("--corpora", type=Path, metavar="DIR", help="real text: a folder with tinystories/ and gutenberg/")
+
+
+@pytest.fixture(scope="session")
+def corpora(request: pytest.FixtureRequest) -> Path:
+    """The folder of real text; tests that ask for it are skipped where none was given."""
+    folder: Path | None = request.config.getoption("--corpora")
+    if folder is None:
+        pytest.skip("real text needed: --corpora=DIR")
+    assert folder.is_dir(), f"--corpora {folder}: not a folder"
+    return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def tinystories(corpora: Path) -> Path:
+    """The folder of real TinyStories text."""
+    folder = corpora / "tinystories"
+    assert folder.is_dir(), f"--corpora {corpora}: it has no folder tinystories"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gutenberg(corpora: Path) -> Path:
+    """The folder of real books."""
+    folder = corpora / "gutenberg"
+    assert folder.is_dir(), f"--corpora {corpora}: it has no folder gutenberg"
+    return folder
+
+
+TINY = """
+name = "tiny"
+question = "does it run?"
+seeds = [0, 1, 2]
+budgets = [5120]
+[corpus]
+kind = "grammar"
+num_documents = 120
+num_validation = 12
+num_selection = 4
+[tokenizer]
+kind = "bpe"
+vocab_size = 300
+[recipe]
+seq_len = 256
+batch_tokens = 512
+balance_group = 1
+num_evals = 4
+curve_tokens = 512
+optim = { lr = 3e-3 }
+samples = { prompts = ["Once"], num_tokens = 4 }
+[base.model]
+num_layers = 1
+num_heads = 2
+d_model = 16
+[arms.moe.model.ffn]
+kind = "moe"
+num_experts = 3
+top_k = 2
+d_expert = 16
+z_coef = 0.001
+[arms.dense]
+match = { to = "moe", on = "active_params", adjust = "ffn.d_ff", rtol = 0.05 }
+model.ffn = { kind = "dense" }
+[[claims]]
+id = "moe-lower"
+kind = "lower"
+left = "moe"
+right = "dense"
+"""
+
+
+@pytest.fixture
+def tiny_toml() -> str:
+    """A study of two arms × three seeds whose runs take ten updates, well under a second each."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder that holds the data set of the tiny study, shared by the tests of one process."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_cache: Path) -> Any:
+    """The tiny study, its data set, its resolved arms and its runs."""
+    from equipoise.config import read_toml
+    from equipoise.data.dataset import prepare
+    from equipoise.matching import resolve_arms
+    from equipoise.spec.study import parse_study
+    from equipoise.study import expand
+
+    spec = parse_study(read_toml(TINY, "tiny"))
+    dataset = prepare(spec.corpus, spec.tokenizer, tiny_cache)
+    arms = resolve_arms(spec.arms, dataset.vocab_size, spec.recipe.seq_len)
+    runs = expand(spec, arms, dataset.digest)
+    return SimpleNamespace(spec=spec, dataset=dataset, arms=arms, runs=runs)

@@ -1,0 +1,409 @@
+"""Results as `results.py` would give them, made up: three arms × three seeds × two budgets, one lost run, one collapse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+BUDGETS = [40_500_000, 426_300_000]
+SEEDS = [0, 1, 2]
+ARMS = ["moe", "dense-active", "dense-total"]
+LEVELS = {"moe": 1.58, "dense-active": 1.655, "dense-total": 1.561}
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}$x_$_base\u2028\u202e\u200f\x00|`a`\n{% raw %}'
+
+
+def _layers(share: float, step_frac: float) -> list[dict[str, Any]]:
+    layers = []
+    for layer in range(4):
+        top = 0.25 + (share - 0.25) * step_frac * (1 - 0.1 * layer)
+        usage = [top, 0.3 - 0.02 * layer, 0.0, 0.0]
+        usage[2] = (1 - sum(usage)) * 0.6
+        usage[3] = 1 - sum(usage)
+        layers.append(
+            {
+                "usage": usage,
+                "busiest_frac": max(usage),
+                "usage_variance": 0.002,
+                "load_cv": 0.1,
+                "max_vio": 4 * max(usage) - 1,
+                "usage_entropy": -sum(f * math.log(f) for f in usage if f > 0) / math.log(4),
+                "router_entropy": 0.98 - 0.3 * step_frac - 0.04 * layer,
+                "log_z": 1.4 + 0.8 * step_frac + 0.1 * layer,
+                "topk_share": usage[0] + usage[1],
+                "dead": [3] if usage[3] < 0.05 else [],
+                "collapsed": usage[0] + usage[1] >= 0.9,
+            }
+        )
+    return layers
+
+
+def make_results(num_points: int = 24) -> dict[str, Any]:
+    """The whole dictionary; the collapsed run is moe/seed 2 of the small budget, the diverged one dense-active/seed 1 of it."""
+    noise = random.Random(7)
+    runs, curves, routing, samples, values = [], [], [], [], {}
+    for budget in BUDGETS:
+        for arm in ARMS:
+            for seed in SEEDS:
+                diverged = (arm, seed, budget) == ("dense-active", 1, BUDGETS[0])
+                collapsed = (arm, seed, budget) == ("moe", 2, BUDGETS[0])
+                level = LEVELS[arm] + (0.35 if budget == BUDGETS[0] else 0) + noise.gauss(0, 0.002)
+                final = None if diverged else level
+                values[arm, seed, budget] = final
+                runs.append(
+                    {
+                        "arm": arm,
+                        "seed": seed,
+                        "budget": budget,
+                        "status": "diverged" if diverged else "complete",
+                        "val_loss": final,
+                        "best_val_loss": None if diverged else level - 0.0004,
+                        "val_bpb": None if diverged else level / 2.77,
+                        "best_step": None if diverged else budget // 65_536,
+                        "collapsed": collapsed,
+                        "num_spikes": 1 if diverged else 0,
+                        "tokens": budget,
+                        "train_s": budget / 41_000,
+                        "tokens_per_s": 41_000.0,
+                        "peak_memory_bytes": 3_221_225_472,
+                        "train_flops": budget * 91_000_000,
+                        "steps": budget // 65_536,
+                        "message": "loss is nan at step 371" if diverged else None,
+                    }
+                )
+                points = []
+                for index in range(num_points + 1):
+                    frac = index / num_points
+                    if diverged and frac > 0.6:
+                        break
+                    loss = level + (9.03 - level) * math.exp(-14 * frac**0.6) + noise.gauss(0, 0.004) * (frac < 1)
+                    points.append(
+                        {
+                            "step": int(frac * budget / 65_536),
+                            "tokens": int(frac * budget),
+                            "flops": int(frac * budget) * 91_000_000,
+                            "seconds": frac * budget / 41_000 * (1 + 0.1 * seed),
+                            "loss": None if diverged and frac >= 0.6 else loss,
+                        }
+                    )
+                curves.append(
+                    {"arm": arm, "seed": seed, "budget": budget, "status": runs[-1]["status"], "points": points}
+                )
+                if arm == "moe":
+                    share = 0.9 if collapsed else 0.31 + 0.02 * seed
+                    routing.append(
+                        {
+                            "arm": arm,
+                            "seed": seed,
+                            "budget": budget,
+                            "top_k": 2,
+                            "num_experts": 4,
+                            "points": [
+                                {
+                                    "step": p["step"],
+                                    "tokens": p["tokens"],
+                                    "layers": _layers(min(share, 0.5), p["tokens"] / budget),
+                                }
+                                for p in points
+                            ],
+                            "final": _layers(min(share, 0.65), 1.0),
+                        }
+                    )
+                for prompt in ("Once upon a time, there was a little dragon", "Tom and Lily went to the park because"):
+                    for step in (300, budget // 65_536):
+                        samples.append(
+                            {
+                                "arm": arm,
+                                "seed": seed,
+                                "budget": budget,
+                                "step": step,
+                                "tokens": step * 65_536,
+                                "prompt": prompt,
+                                "text": f"named Pip ({arm}, {seed}, step {step}). Pip liked to sit on the warm rocks by the river and "
+                                'count the boats.\n\n"Where do they go?" he asked. His mother smiled. "To the sea," she said.',
+                            }
+                        )
+    table = [
+        _row(values, arm, budget, metric)
+        for budget in BUDGETS
+        for arm in ARMS
+        for metric in ("val_loss", "best_val_loss", "val_bpb")
+    ]
+    pairs = [("moe", "dense-active"), ("moe", "dense-total")]
+    gaps = [
+        {**_contrast(values, left, right, budget, scale), "metric": metric}
+        for left, right in pairs
+        for budget in BUDGETS
+        for metric, scale in (("best_val_loss", 1.0), ("val_bpb", 1 / 2.77))
+    ]
+    widths = {"num_layers": 4, "num_heads": 4, "num_kv_heads": 4}
+    return {
+        "schema_version": 1,
+        "name": "tinystories",
+        "question": "At equal active, or equal total, parameters: does a routed feed-forward layer lower validation loss?",
+        "alpha": 0.05,
+        "split": "validation",
+        "arms": [
+            {
+                "name": "moe",
+                "kind": "moe",
+                "widths": {**widths, "d_model": 512, "d_expert": 512, "num_experts": 4, "top_k": 2},
+                "params": {
+                    "total": 21_064_192,
+                    "active": 14_772_736,
+                    "total_nonembedding": 16_790_016,
+                    "active_nonembedding": 10_498_560,
+                },
+                "by_component": {
+                    "embedding": 4_274_176,
+                    "attention": 4_194_304,
+                    "router": 8_192,
+                    "experts": 12_582_912,
+                    "norms": 4_608,
+                },
+                "flops_per_token": 101_203_968,
+                "match": None,
+                "shared_init": None,
+            },
+            {
+                "name": "dense-active",
+                "kind": "dense",
+                "widths": {**widths, "d_model": 424, "d_ff": 1664},
+                "params": {
+                    "total": 14_886_216,
+                    "active": 14_886_216,
+                    "total_nonembedding": 11_346_664,
+                    "active_nonembedding": 11_346_664,
+                },
+                "by_component": {"embedding": 3_539_552, "attention": 2_876_416, "ffn": 8_466_432, "norms": 3_816},
+                "flops_per_token": 99_738_624,
+                "match": {
+                    "to": "moe",
+                    "on": "active_params",
+                    "adjust": "d_model",
+                    "quantity": 14_886_216,
+                    "reference": 14_772_736,
+                    "residual": 14_886_216 / 14_772_736 - 1,
+                },
+                "shared_init": {"with": "moe", "tensors": 5, "of": 39},
+            },
+            {
+                "name": "dense-total",
+                "kind": "dense",
+                "widths": {**widths, "d_model": 512, "d_ff": 2048},
+                "params": {
+                    "total": 21_056_000,
+                    "active": 21_056_000,
+                    "total_nonembedding": 16_781_824,
+                    "active_nonembedding": 16_781_824,
+                },
+                "by_component": {"embedding": 4_274_176, "attention": 4_194_304, "ffn": 12_582_912, "norms": 4_608},
+                "flops_per_token": 138_903_552,
+                "match": {
+                    "to": "moe",
+                    "on": "total_params",
+                    "adjust": "d_model",
+                    "quantity": 21_056_000,
+                    "reference": 21_064_192,
+                    "residual": 21_056_000 / 21_064_192 - 1,
+                },
+                "shared_init": {"with": "moe", "tensors": 26, "of": 39},
+            },
+        ],
+        "seeds": SEEDS,
+        "budgets": BUDGETS,
+        "tokens_per_budget": {"40500000": 40_501_248, "426300000": 426_311_680},
+        "epochs": {"40500000": 0.09, "426300000": 0.91},
+        "vocab_size": 8348,
+        "data": {
+            "title": "TinyStories",
+            "licence": "CDLA-Sharing-1.0",
+            "splits": {
+                "train": {"documents": 2_096_000, "tokens": 468_102_331, "bytes": 1_890_234_112},
+                "selection": {"documents": 21_190, "tokens": 4_730_112, "bytes": 19_100_400},
+                "validation": {"documents": 21_990, "tokens": 4_912_776, "bytes": 19_190_318},
+            },
+            "duplicates": {"exact_dropped": 2119, "normalised_dropped": 341},
+            "digest": "d1" * 32,
+        },
+        "floor": None,
+        "runs": runs,
+        "table": table,
+        "gaps": gaps,
+        "claims": [
+            {
+                "id": "moe-beats-dense-at-equal-active",
+                "kind": "lower",
+                "left": ["moe"],
+                "right": "dense-active",
+                "metric": "best_val_loss",
+                "budget": BUDGETS[1],
+                "margin": 0.01,
+                "equivalence_margin": None,
+                "post_hoc": False,
+                "verdict": "supported",
+                "reason": "the mean gap lies below −δ = −0.01 with adjusted p = 0.0006 ≤ 0.05",
+                "p": {"sup": 0.0003, "ref": 0.9997, "eq": None},
+                "p_adjusted": {"sup": 0.0006, "ref": 1.0, "eq": None},
+                "contrasts": [_contrast(values, "moe", "dense-active", BUDGETS[1])],
+                "post_hoc_contrasts": [],
+                "marks": [],
+            },
+            {
+                "id": "moe-equals-dense-at-equal-total",
+                "kind": "equivalent",
+                "left": ["moe"],
+                "right": "dense-total",
+                "metric": "best_val_loss",
+                "budget": BUDGETS[1],
+                "margin": None,
+                "equivalence_margin": 0.015,
+                "post_hoc": True,
+                "verdict": "refuted",
+                "reason": "the mean gap lies outside ±ε = 0.015 with adjusted p = 0.021 ≤ 0.05",
+                "p": {"sup": 0.96, "ref": 0.021, "eq": None},
+                "p_adjusted": {"sup": 0.96, "ref": 0.021, "eq": None},
+                "contrasts": [_contrast(values, "moe", "dense-total", BUDGETS[1])],
+                "post_hoc_contrasts": [],
+                "marks": ["post hoc", "repeated data"],
+            },
+            {
+                "id": "both-dense-arms-win-small",
+                "kind": "lower",
+                "left": ["dense-active", "dense-total"],
+                "right": "moe",
+                "metric": "val_bpb",
+                "budget": BUDGETS[0],
+                "margin": 0.0,
+                "equivalence_margin": None,
+                "post_hoc": False,
+                "verdict": "inconclusive",
+                "reason": "a run of dense-active diverged (seed 1) and a run of moe collapsed (seed 2): at most inconclusive",
+                "p": {"sup": 0.4, "ref": 0.6, "eq": None},
+                "p_adjusted": {"sup": 1.0, "ref": 1.0, "eq": None},
+                "contrasts": [
+                    _contrast(values, left, "moe", BUDGETS[0], 1 / 2.77) for left in ("dense-active", "dense-total")
+                ],
+                "post_hoc_contrasts": [],
+                "marks": ["collapsed"],
+            },
+        ],
+        "curves": curves,
+        "routing": routing,
+        "samples": samples,
+        "scope": [
+            "The study measures validation loss. It tests no mechanism: why one arm is ahead is not answered.",
+            "Equal parameters are not equal seconds: no wall-clock claim is made.",
+            "Intervals are 95 % t intervals, not adjusted for other comparisons.",
+        ],
+        "provenance": {
+            "equipoise": "0.1.0",
+            "created": "2026-01-02T03:04:05+00:00",
+            "amendments": [],
+            "commands": ["equipoise run STUDY.toml", "equipoise report DIR"],
+            "environments": [
+                {
+                    "python": "3.11.2",
+                    "torch": "2.13.0+cpu",
+                    "numpy": "2.4.6",
+                    "machine": "x86_64, 2 cores, AVX2",
+                    "threads": 2,
+                    "dtype": "float32: bf16 is emulated on this CPU",
+                }
+            ],
+            "lock_digest": "10c4" * 16,
+            "data_digest": "d1" * 32,
+            "study": {"name": "tinystories", "seeds": SEEDS, "budgets": BUDGETS},
+        },
+    }
+
+
+def _row(values: dict[Any, Any], arm: str, budget: int, metric: str) -> dict[str, Any]:
+    scale = 1 / 2.77 if metric == "val_bpb" else 1.0
+    own = {str(seed): values[arm, seed, budget] * scale for seed in SEEDS if values[arm, seed, budget] is not None}
+    mean = sum(own.values()) / len(own)
+    return {
+        "arm": arm,
+        "budget": budget,
+        "metric": metric,
+        "n": len(own),
+        "expected_n": 3,
+        "mean": mean,
+        "sd": math.sqrt(sum((v - mean) ** 2 for v in own.values()) / (len(own) - 1)),
+        "values": own,
+        "lost": [],
+        "diverged": [seed for seed in SEEDS if str(seed) not in own],
+        "collapsed": [2] if (arm, budget) == ("moe", BUDGETS[0]) else [],
+    }
+
+
+def _contrast(values: dict[Any, Any], left: str, right: str, budget: int, scale: float = 1.0) -> dict[str, Any]:
+    both = {s: (values[left, s, budget], values[right, s, budget]) for s in SEEDS}
+    per_seed = {str(s): scale * (a - b) for s, (a, b) in both.items() if a is not None and b is not None}
+    n = len(per_seed)
+    mean = sum(per_seed.values()) / n
+    sd = math.sqrt(sum((v - mean) ** 2 for v in per_seed.values()) / (n - 1))
+    half = {2: 12.706, 3: 4.303}[n] * sd / math.sqrt(n)
+    return {
+        "left": left,
+        "right": right,
+        "budget": budget,
+        "n": n,
+        "mean": mean,
+        "sd": sd,
+        "ci_low": mean - half,
+        "ci_high": mean + half,
+        "confidence": 0.95,
+        "noise_floor": half * 0.68,
+        "per_seed": per_seed,
+    }
+
+
+def rename(value: Any, old: str, new: str) -> Any:
+    """Every text equal to `old` (as a value or a key) replaced."""
+    return json.loads(json.dumps(value).replace(json.dumps(old), json.dumps(new)))
+
+
+def make_hostile() -> dict[str, Any]:
+    """Every text that a person or a model could write holds what breaks a page, a figure, or a table."""
+    results = make_results()
+    for old, new in (("moe", "$x_$"), ("dense-active", "_base"), ("dense-total", HOSTILE[:64])):
+        kinds = [arm["kind"] for arm in results["arms"]]
+        results = rename(results, old, new)
+        for arm, kind in zip(results["arms"], kinds, strict=True):
+            arm["kind"] = kind
+    for field in ("name", "question"):
+        results[field] = HOSTILE
+    for claim in results["claims"]:
+        claim["id"] = claim["reason"] = HOSTILE
+        claim["marks"] = [*claim["marks"], HOSTILE]
+    for sample in results["samples"]:
+        sample["text"] = HOSTILE + " \ud800 \ud83d\ude00"
+        sample["prompt"] = f"{HOSTILE} {sample['prompt'][:4]}"
+    results["data"]["title"] = HOSTILE
+    results["provenance"]["commands"] = [HOSTILE]
+    results["provenance"]["environments"][0][HOSTILE] = HOSTILE
+    results["provenance"]["study"] = {HOSTILE: HOSTILE}
+    results["scope"] = [HOSTILE]
+    return results
+
+
+@pytest.fixture(scope="session")
+def _made() -> dict[str, Any]:
+    return make_results()
+
+
+@pytest.fixture
+def results(_made: dict[str, Any]) -> dict[str, Any]:
+    """A realistic study; a copy, to be changed at will."""
+    return copy.deepcopy(_made)
+
+
+@pytest.fixture
+def hostile() -> dict[str, Any]:
+    """The same study with hostile texts."""
+    return make_hostile()

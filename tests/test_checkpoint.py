@@ -1,0 +1,174 @@
+"""Checkpoints: whole or not there, every alteration noticed, older ones kept until a newer one is written."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.checkpoint import (
+    FILES,
+    TrainState,
+    checkpoint_path,
+    load_checkpoint,
+    load_latest,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
+from equipoise.errors import IntegrityError
+
+
+def state(step: int, run: str = "r") -> TrainState:
+    generator = torch.Generator().manual_seed(step)
+    return TrainState(
+        step=step,
+        run=run,
+        model={"w": torch.randn(7, 5, generator=generator), "n": torch.ones(5)},
+        optim={"w/exp_avg": torch.randn(7, 5, generator=generator), "w/step": torch.tensor(float(step))},
+        state={"best_loss": 1.5},
+    )
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(3), keep=[])
+    back = load_checkpoint(path)
+    assert (back.step, back.run, back.state) == (3, "r", {"best_loss": 1.5})
+    assert all(torch.equal(back.model[k], v) for k, v in state(3).model.items())
+    assert all(torch.equal(back.optim[k], v) for k, v in state(3).optim.items())
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        save_checkpoint(tmp_path, state(step), keep=[2])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005", "step-00000006"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("saved"), state(4), keep=[])
+
+
+@given(data=st.data(), name=st.sampled_from([*FILES, "manifest.json"]))
+def test_every_cut_and_every_flipped_bit_is_noticed(saved: Path, data: st.DataObject, name: str) -> None:
+    content = (saved / name).read_bytes()
+    if data.draw(st.booleans(), label="cut"):
+        broken = content[: data.draw(st.integers(0, len(content) - 1), label="length")]
+    else:
+        position = data.draw(st.integers(0, len(content) - 1), label="byte")
+        flipped = content[position] ^ (1 << data.draw(st.integers(0, 7), label="bit"))
+        broken = content[:position] + bytes([flipped]) + content[position + 1 :]
+    try:
+        same = name == "manifest.json" and json.loads(broken) == json.loads(content)
+    except (ValueError, UnicodeDecodeError):
+        same = False
+    (saved / name).write_bytes(broken)
+    try:
+        if not same and not (name == "manifest.json" and _harmless(broken, content)):
+            with pytest.raises(IntegrityError, match="step-00000004"):
+                load_checkpoint(saved)
+    finally:
+        (saved / name).write_bytes(content)
+
+
+def _harmless(broken: bytes, content: bytes) -> bool:
+    """A manifest that still says the same about files and step (its schema_version may read otherwise)."""
+    try:
+        changed, original = json.loads(broken), json.loads(content)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return isinstance(changed, dict) and all(changed.get(key) == original[key] for key in ("files", "step"))
+
+
+def test_a_checkpoint_renamed_to_another_step_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, state(4), keep=[])
+    path.rename(checkpoint_path(tmp_path, 9))
+    with pytest.raises(IntegrityError, match="holds step 4"):
+        load_checkpoint(checkpoint_path(tmp_path, 9))
+
+
+def test_loading_falls_back_to_the_newest_valid_one_and_says_so(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step), keep=[])
+    weights = tmp_path / "step-00000002" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert load_latest(tmp_path, "r").step == 1  # type: ignore[union-attr]
+    assert (tmp_path / "step-00000002").is_dir()  # reading alone changes nothing
+    said: list[str] = []
+    found = load_latest(tmp_path, "r", said.append)
+    assert found is not None and found.step == 1
+    assert len(said) == 1 and "model.safetensors" in said[0] and "corrupt-step-00000002" in said[0]
+    assert (tmp_path / "corrupt-step-00000002").is_dir()
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1, run="other"), keep=[])
+    said: list[str] = []
+    assert load_latest(tmp_path, "r", said.append) is None
+    assert "belongs to another run" in said[0]
+
+
+def test_a_failed_save_leaves_the_older_one_and_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, state(1), keep=[])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("equipoise.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, state(2), keep=[])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert load_latest(tmp_path, "r") is not None
+
+
+def test_killed_while_saving_there_is_always_one_to_load(tmp_path: Path) -> None:
+    """SIGKILL at spread-out moments of a child that saves without pause."""
+    script = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from equipoise.checkpoint import TrainState, save_checkpoint\n"
+        "torch.set_num_threads(1)\n"
+        "for step in range(int(sys.argv[2]), 10**6):\n"
+        "    w = {'w': torch.full((200, 500), float(step))}\n"
+        "    save_checkpoint(Path(sys.argv[1]), TrainState(step=step, run='r', model=w, optim=w, state={}), keep=[])\n"
+        "    print(step, flush=True)\n"
+    )
+    step = 1
+    for kill in range(6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path), str(step)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        done = int(child.stdout.readline())
+        time.sleep(0.003 * (7 * kill % 11))
+        child.send_signal(signal.SIGKILL)
+        done = max([done, *map(int, child.stdout.read().split())])
+        child.wait()
+        child.stdout.close()
+        found = load_latest(tmp_path, "r")
+        assert found is not None and found.step >= done
+        assert torch.equal(found.model["w"], torch.full((200, 500), float(found.step)))
+        step = found.step + 1
+
+
+def test_optimizer_state_goes_through_names() -> None:
+    model = torch.nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    tensors = optimizer_tensors(model, optimizer)
+    assert set(tensors) == {"weight/step", "weight/exp_avg", "weight/exp_avg_sq"}
+    other = torch.nn.Linear(3, 2, bias=False)
+    fresh = torch.optim.AdamW(other.parameters())
+    restore_optimizer(other, fresh, tensors)
+    assert all(torch.equal(optimizer_tensors(other, fresh)[k], v) for k, v in tensors.items())
+    with pytest.raises(IntegrityError, match="'stranger' is no parameter"):
+        restore_optimizer(other, fresh, {"stranger/step": torch.zeros(())})

@@ -1,0 +1,313 @@
+"""The layout holds: imports only point upwards in LAYOUT, torch stays where it belongs, and some calls never occur.
+
+The table is the one of docs/design.md; a test keeps the two equal. Each rule is also shown to catch a breach.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "equipoise"
+MAX_LINES = 400
+
+# Read downwards: a file imports only from lines above its own; files of one line may import each other, but not in a
+# circle. The longest entry that fits a file is its line. Second column: may the file load torch?
+LAYOUT: dict[str, bool] = {
+    "errors.py": False,
+    "faults.py": False,
+    "config.py": False,
+    "files.py": False,
+    "rng.py": False,
+    "spec/": False,
+    "schedule.py": False,
+    "data/corpora/": False,
+    "data/": False,
+    "accounting.py": False,
+    "matching.py": False,
+    "device.py": True,
+    "model/layers.py": True,
+    "model/moe.py": True,
+    "model/transformer.py": True,
+    "optim.py": True,
+    "checkpoint.py": True,
+    "routing.py": False,
+    "record.py": False,
+    "score.py": True,
+    "step.py": True,
+    "train.py": True,
+    "study.py": False,
+    "engine.py": False,
+    "stats.py": False,
+    "verdict.py": False,
+    "results.py": False,
+    "figures/": False,
+    "report/": False,
+    "bench.py": True,
+    "cli/": False,
+    "__main__.py": False,
+}
+# A command may load torch, but only once it runs: it imports inside its handlers.
+LAZY = ("cli/",)
+# Reading the environment is the command line's privilege.
+READS_ENVIRONMENT = ("cli/",)
+# Who may load matplotlib when it is imported.
+DRAWS = ("figures/", "report/")
+
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+TREES = {file: ast.parse((PACKAGE / file).read_text(encoding="utf-8")) for file in FILES}
+
+
+def line_of(file: str) -> int:
+    """Position of a file's line in LAYOUT; the package's own __init__ stands above all (-1), a stranger fails."""
+    if file == "__init__.py":
+        return -1
+    fitting = [entry for entry in LAYOUT if file == entry or (entry.endswith("/") and file.startswith(entry))]
+    if not fitting and file.endswith("/__init__.py"):  # of a folder whose files have lines of their own: the first one
+        fitting = [entry for entry in LAYOUT if entry.startswith(file.removesuffix("__init__.py"))][:1]
+    assert fitting, f"{file} has no line in LAYOUT (tests/test_layering.py) and docs/design.md"
+    return list(LAYOUT).index(max(fitting, key=len))
+
+
+def may_load_torch(file: str) -> bool:
+    return file != "__init__.py" and list(LAYOUT.values())[line_of(file)]
+
+
+def module_name(file: str) -> str:
+    return ".".join(["equipoise", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def imports(tree: ast.AST, files: dict[str, str]) -> Iterator[tuple[str, int]]:
+    """Every import anywhere in a file: (file of the package, or outside module), line number."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield files.get(alias.name, alias.name), node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import; write the whole name"
+            for alias in node.names:
+                yield (
+                    files.get(f"{node.module}.{alias.name}") or files.get(str(node.module), str(node.module)),
+                    node.lineno,
+                )
+
+
+MODULES = {module_name(file): file for file in FILES}
+EDGES = {file: list(imports(tree, MODULES)) for file, tree in TREES.items()}
+
+
+def test_every_import_points_upwards() -> None:
+    wrong = [
+        f"{file}:{number} imports {target}, which is not above it"
+        for file, edges in EDGES.items()
+        for target, number in edges
+        if target in TREES and line_of(target) > line_of(file)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_circle_of_imports() -> None:
+    done: set[str] = set()
+
+    def visit(file: str, path: tuple[str, ...]) -> None:
+        assert file not in path, " → ".join([*path, file])
+        if file not in done:
+            for target, _ in EDGES[file]:
+                if target in TREES and target != file:
+                    visit(target, (*path, file))
+            done.add(file)
+
+    for file in FILES:
+        visit(file, ())
+
+
+def test_only_the_named_lines_import_torch() -> None:
+    """Also not inside a function, and not by way of another file of ours, except where commands run."""
+    wrong = [
+        f"{file}:{number} imports {target}"
+        for file, edges in EDGES.items()
+        if not may_load_torch(file) and not file.startswith(LAZY)
+        for target, number in edges
+        if target.split(".")[0] == "torch"
+        or target == "safetensors.torch"
+        or (target in TREES and may_load_torch(target))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_design_shows_this_layout() -> None:
+    """docs/design.md lists the same lines in the same order with the same torch column; planned ones do not exist."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    block = text.split("```")[1]
+    shown: dict[str, bool] = {}
+    for row in block.splitlines():
+        found = re.match(r"  (?P<names>[\w./*]+(?:, [\w./]+)*) +(?P<torch>yes|no)\*? +(?P<what>.+)", row)
+        for name in found["names"].split(", ") if found else ():
+            planned = found is not None and found["what"].startswith("(planned)")
+            assert planned != (PACKAGE / name).exists(), (
+                f"docs/design.md: {name} {'exists' if planned else 'is missing'}"
+            )
+            if not planned:
+                shown[name] = found is not None and found["torch"] == "yes"
+    assert list(shown.items()) == list(LAYOUT.items())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_stay_short(file: str) -> None:
+    num_lines = len((PACKAGE / file).read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_LINES, f"{file} has {num_lines} lines; split it by noun or verb"
+
+
+def loaded_after_importing(files: list[str]) -> set[str]:
+    """Top-level modules in a fresh process that imported these files of the package and nothing else."""
+    code = (
+        f"import importlib, sys\nfor name in {[module_name(file) for file in files]}: importlib.import_module(name)\n"
+    )
+    code += "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_what_surrounds_training_loads_no_torch() -> None:
+    light = [file for file in FILES if not may_load_torch(file)]
+    assert "torch" not in loaded_after_importing(light)
+    assert not {"matplotlib", "transformers"} & loaded_after_importing([f for f in light if not f.startswith(DRAWS)])
+
+
+def test_a_fresh_process_would_notice_torch() -> None:
+    assert "torch" in loaded_after_importing(["optim.py"])
+
+
+# ----------------------------------------------------------------------------------------------- what never occurs
+
+BANNED_IMPORTS = ("pickle", "dill", "shelve", "marshal", "random", "matplotlib.pyplot", "pylab")
+GLOBAL_RANDOM = re.compile(
+    r"(np|numpy)\.random\.(?!Generator$|Philox$|SeedSequence$)\w+|torch\.(manual_)?seed|torch\.cuda\.manual_seed\w*"
+)
+
+
+def breaches(tree: ast.AST, *, reads_environment: bool = False) -> Iterator[tuple[int, str]]:
+    """(line number, rule) for everything in a file that Equipoise never does."""
+    for target, number in imports(tree, {}):
+        if target in BANNED_IMPORTS or target.startswith(tuple(f"{name}." for name in BANNED_IMPORTS)):
+            yield number, f"imports {target}"
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "matplotlib"
+            and any(a.name == "pyplot" for a in node.names)
+        ):
+            yield node.lineno, "imports matplotlib.pyplot"
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and not reads_environment:
+            yield from ((node.lineno, "reads the environment") for a in node.names if a.name in ("environ", "getenv"))
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if name in ("os.environ", "os.getenv") and not reads_environment:
+                yield node.lineno, "reads the environment"
+            if GLOBAL_RANDOM.fullmatch(name):
+                yield node.lineno, f"{name}: a global random state"
+        if isinstance(node, ast.Call):
+            yield from ((node.lineno, rule) for rule in call_breaches(node))
+
+
+def call_breaches(call: ast.Call) -> Iterator[str]:
+    name = ast.unparse(call.func)
+    method = name.rsplit(".", 1)[-1]
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+
+    def is_set(argument: str, value: object) -> bool:
+        return isinstance(node := given.get(argument), ast.Constant) and node.value is value
+
+    if name in ("eval", "exec", "os.system", "os.popen", "yaml.load"):
+        yield f"calls {name}"
+    if name == "torch.load" and not is_set("weights_only", True):
+        yield "torch.load without weights_only=True"
+    if name in ("np.load", "numpy.load") and not is_set("allow_pickle", False):
+        yield "np.load without allow_pickle=False"
+    if "shell" in given and not is_set("shell", False):
+        yield "a shell"
+    if is_set("text", True) and "encoding" not in given:
+        yield "text=True without encoding"
+    if method in ("read_text", "write_text") and "encoding" not in given:
+        yield f"{method} without encoding"
+    if (name == "open" or method in ("open", "fdopen")) and name != "os.open" and "encoding" not in given:
+        modes = [arg.value for arg in [*call.args, *given.values()] if isinstance(arg, ast.Constant)]
+        if not any(isinstance(mode, str) and re.fullmatch(r"[rwxa]?b\+?|[rwxa]\+?b", mode) for mode in modes):
+            yield f"{name} without encoding"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_banned_occurs(file: str) -> None:
+    found = list(breaches(TREES[file], reads_environment=file.startswith(READS_ENVIRONMENT)))
+    assert not found, "\n".join(f"{file}:{number}: {rule}" for number, rule in found)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import random",
+        "import matplotlib.pyplot as plt",
+        "from matplotlib import pyplot",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "eval(text)",
+        "exec(text)",
+        "yaml.load(text)",
+        "os.system(text)",
+        "subprocess.run(text, shell=True)",
+        "subprocess.run(command, text=True)",
+        "open(path)",
+        "open(path, 'w')",
+        "path.open()",
+        "path.open('w', newline='')",
+        "path.read_text()",
+        "path.write_text(text)",
+        "os.environ['HOME']",
+        "os.getenv('HOME')",
+        "from os import environ",
+        "np.random.seed(0)",
+        "np.random.default_rng()",
+        "torch.manual_seed(0)",
+    ],
+)
+def test_each_ban_can_fail(code: str) -> None:
+    assert list(breaches(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model.eval()",
+        "torch.load(path, weights_only=True)",
+        "np.load(path, allow_pickle=False)",
+        "subprocess.run(command, text=True, encoding='utf-8')",
+        "open(path, 'rb')",
+        "open(path, encoding='utf-8')",
+        "path.open('xb')",
+        "path.open(mode='r+b')",
+        "os.open(path, flags)",
+        "path.read_text(encoding='utf-8')",
+        "path.read_bytes()",
+        "np.random.Generator(np.random.Philox(key=key))",
+        "import matplotlib.figure",
+    ],
+)
+def test_what_is_meant_is_allowed(code: str) -> None:
+    assert not list(breaches(ast.parse(code)))
+
+
+def test_the_command_line_may_read_the_environment() -> None:
+    assert not list(breaches(ast.parse("os.environ.get('NO_COLOR')"), reads_environment=True))

@@ -1,0 +1,278 @@
+"""One run: resume is bit-exact wherever it stops, arms are paired, what is measured is what the definitions say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise.train as training
+from equipoise.data.packing import batch, eval_windows
+from equipoise.errors import ConfigError, DivergedError, IntegrityError, Interrupted
+from equipoise.model.transformer import build
+from equipoise.optim import make_adamw
+from equipoise.record import count_spikes, masked, read_rows, read_run
+from equipoise.score import evaluate
+from equipoise.spec.study import RunConfig
+from equipoise.step import train_step
+from equipoise.train import EVAL_SEED, eval_steps, sample_steps, train
+
+
+def pick(tiny: Any, arm: str, seed: int = 0) -> RunConfig:
+    return next(run for run in tiny.runs if run.arm == arm and run.seed == seed)
+
+
+def weights(directory: Path) -> bytes:
+    (newest,) = sorted((directory / "checkpoints").glob("step-*"))[-1:]
+    return (newest / "model.safetensors").read_bytes() + (newest / "optim.safetensors").read_bytes()
+
+
+def stop_after(polls: int) -> Callable[[], int]:
+    """A stop signal that is raised at the given poll, counted over updates, evaluation batches and sampled tokens."""
+    seen = 0
+
+    def poll() -> int:
+        nonlocal seen
+        seen += 1
+        return 15 if seen > polls else 0
+
+    return poll
+
+
+@pytest.fixture(scope="module")
+def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both arms trained without a stop."""
+    folder = tmp_path_factory.mktemp("straight")
+    for arm in ("moe", "dense"):
+        train(pick(tiny, arm), folder / arm, tiny.dataset)
+    return {arm: folder / arm for arm in ("moe", "dense")}
+
+
+@pytest.mark.parametrize("arm", ["moe", "dense"])
+def test_stopping_anywhere_changes_no_byte(tiny: Any, straight: dict[str, Path], tmp_path: Path, arm: str) -> None:
+    """Stopped over and over, each time after a few more polls (evaluation, sampling and updates included)."""
+    directory = tmp_path / "run"
+    stops = 0
+    while True:
+        try:
+            train(pick(tiny, arm), directory, tiny.dataset, stop_signal=stop_after(3 + 2 * stops))
+            break
+        except Interrupted as error:
+            assert error.exit_code == 143
+            stops += 1
+    assert stops >= 4
+    assert weights(directory) == weights(straight[arm])
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert masked(read_rows(directory / name)) == masked(read_rows(straight[arm] / name))
+    assert (directory / "val_losses.safetensors").read_bytes() == (
+        straight[arm] / "val_losses.safetensors"
+    ).read_bytes()
+
+
+def test_killed_after_rows_were_written_but_before_the_save(
+    tiny: Any, straight: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(pick(tiny, "moe"), directory, tiny.dataset, stop_signal=stop_after(20))
+    with (directory / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind":"train","step":9999,"lm_loss":1.0}\n{"kind":"train","st')
+    train(pick(tiny, "moe"), directory, tiny.dataset)
+    assert masked(read_rows(directory / "metrics.jsonl")) == masked(read_rows(straight["moe"] / "metrics.jsonl"))
+
+
+def test_evaluating_and_sampling_move_no_weight(tiny: Any, straight: dict[str, Path], tmp_path: Path) -> None:
+    run = pick(tiny, "moe")
+    quiet = dataclasses.replace(run.recipe, num_evals=1, samples=dataclasses.replace(run.recipe.samples, prompts=()))
+    train(dataclasses.replace(run, recipe=quiet), tmp_path / "run", tiny.dataset)
+    assert weights(tmp_path / "run") == weights(straight["moe"])
+
+
+def test_a_complete_run_is_left_alone(tiny: Any, straight: dict[str, Path]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in straight["moe"].rglob("*") if path.is_file()}
+    summary = train(pick(tiny, "moe"), straight["moe"], tiny.dataset)
+    assert summary["status"] == "complete"
+    assert {path: path.stat().st_mtime_ns for path in straight["moe"].rglob("*") if path.is_file()} == before
+
+
+def test_another_run_in_the_directory_is_refused_naming_the_field(tiny: Any, straight: dict[str, Path]) -> None:
+    with pytest.raises(IntegrityError, match=r"seed: 0 → 1"):
+        train(pick(tiny, "moe", 1), straight["moe"], tiny.dataset)
+
+
+def test_other_data_is_refused(tiny: Any, tmp_path: Path) -> None:
+    other = dataclasses.replace(pick(tiny, "moe"), data="0" * 64)
+    with pytest.raises(IntegrityError, match="the run needs 000000000000"):
+        train(other, tmp_path / "run", tiny.dataset)
+
+
+def test_arms_of_a_seed_share_data_order_and_equal_tensors(tiny: Any) -> None:
+    moe, dense = (build(pick(tiny, arm).model, 0) for arm in ("moe", "dense"))
+    shared = [
+        name
+        for name, tensor in moe.state_dict().items()
+        if name in dense.state_dict() and dense.state_dict()[name].shape == tensor.shape
+    ]
+    assert len(shared) >= 8  # embedding, norms, attention
+    for name in shared:
+        assert torch.equal(moe.state_dict()[name], dense.state_dict()[name]), name
+    other = build(pick(tiny, "moe").model, 1).state_dict()
+    assert not torch.equal(other["embed.weight"], moe.state_dict()["embed.weight"])
+
+
+def test_the_record_counts_tokens_flops_and_epochs(tiny: Any, straight: dict[str, Path]) -> None:
+    record = read_run(straight["moe"])
+    assert record.status == "complete" and record.summary is not None
+    rows, evals = record.rows("train"), record.rows("eval")
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert [row["tokens"] for row in rows] == [512 * step for step in range(1, 11)]
+    assert [row["step"] for row in evals] == sorted(eval_steps(10, 4)) == [0, 2, 5, 8, 10]
+    assert evals[-1]["flops"] == record.summary["train_flops"] == 5120 * record.summary["flops_per_token"]
+    windows = (len(tiny.dataset.tokens("train")) - 1) // 256
+    assert record.summary["epochs"] == pytest.approx(20 / windows)
+    assert rows[0]["lm_loss"] == pytest.approx(math.log(tiny.dataset.vocab_size), abs=0.15)
+    assert {"load_balance", "router_z"} <= rows[0].keys() and 0.9 < rows[0]["load_balance"] < 1.5
+    assert not {"load_balance", "router_z"} & read_run(straight["dense"]).rows("train")[0].keys()
+    assert len(record.samples()) == len(sample_steps(10, 4)) == 4
+
+
+def test_val_loss_is_the_loss_of_the_final_weights_on_every_validation_token(
+    tiny: Any, straight: dict[str, Path]
+) -> None:
+    """Oracle: each document alone, one forward pass each, float64 sums: no packing, no batching."""
+    record = read_run(straight["moe"])
+    assert record.summary is not None
+    model = build(record.config.model, 0)  # type: ignore[union-attr]
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(straight["moe"] / "checkpoints" / "step-00000010" / "model.safetensors"))
+    tokens = np.asarray(tiny.dataset.tokens("validation")).astype(np.int64)
+    ends = np.flatnonzero(tokens == tiny.dataset.eot_id)
+    starts = [0, *(ends[:-1] + 1)]
+    total = text = 0.0
+    windows = eval_windows(tiny.dataset, "validation", 256, 0, EVAL_SEED)
+    assert windows.num_targets == len(tokens)
+    with torch.no_grad():
+        for row in range(len(windows.inputs_WS)):
+            output = model(torch.from_numpy(windows.inputs_WS[row : row + 1]))
+            log_probs = torch.log_softmax(model.logits(output.hidden_TD).double(), -1)
+            for position, unit in enumerate(windows.unit_WS[row]):
+                if unit >= 0:
+                    target = int(windows.targets_WS[row, position])
+                    total -= float(log_probs[position, target])
+                    text -= float(log_probs[position, target]) if target != tiny.dataset.eot_id else 0.0
+    num_bytes = sum(
+        len(tiny.dataset.tokenizer().decode([int(t) for t in tokens[a:b]]).encode())
+        for a, b in zip(starts, ends, strict=True)
+    )
+    assert record.summary["val_loss"] == pytest.approx(total / len(tokens), rel=1e-5)
+    assert record.summary["val_bpb"] == pytest.approx(text / math.log(2) / num_bytes, rel=1e-5)
+
+
+def test_best_val_loss_is_the_full_score_at_the_lowest_point_of_the_curve(tiny: Any, tmp_path: Path) -> None:
+    """A rate far too high after a good start: the best point is not the last."""
+    run = pick(tiny, "dense")
+    optim = dataclasses.replace(run.recipe.optim, lr=3e-2, grad_clip=0.0)
+    schedule = dataclasses.replace(run.recipe.schedule, warmup_frac=0.99, final_frac=1.0)
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, optim=optim, schedule=schedule, num_evals=10))
+    run = dataclasses.replace(run, budget=512 * 40)
+    summary = train(run, tmp_path / "run", tiny.dataset)
+    curve = {row["step"]: row["loss"] for row in read_run(tmp_path / "run").rows("eval") if row["step"]}
+    assert summary["best_step"] == min(curve, key=lambda step: curve[step])
+    if summary["best_step"] != summary["steps"]:
+        assert summary["best_val_loss"] != summary["val_loss"]
+        assert (tmp_path / "run" / "checkpoints" / f"step-{summary['best_step']:08d}").is_dir()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_anything_is_stepped(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def poisoned(model: Any, *rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            with torch.no_grad():
+                model.embed.weight[3] = float("nan")
+        return train_step(model, *rest)
+
+    monkeypatch.setattr(training, "train_step", poisoned)
+    with pytest.raises(DivergedError, match=r"step 5: lm_loss is not finite"):
+        train(pick(tiny, "moe"), tmp_path / "run", tiny.dataset)
+    record = read_run(tmp_path / "run")
+    assert record.status == "diverged" and record.summary is not None
+    assert record.summary["val_loss"] is None and record.summary["steps"] == 5
+    assert "lm_loss is not finite" in record.summary["message"]
+    monkeypatch.undo()
+    assert train(pick(tiny, "moe"), tmp_path / "run", tiny.dataset)["status"] == "diverged"
+
+
+def test_a_gradient_that_is_not_finite_is_named(tiny: Any) -> None:
+    run = pick(tiny, "moe")
+    model = build(run.model, 0)
+    model.blocks[0].attention.w_o.register_hook(lambda grad: grad * float("inf"))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs, targets = (torch.from_numpy(a) for a in batch(tiny.dataset.tokens("train"), 256, 2, 0, 0))
+    with pytest.raises(DivergedError, match=r"gradient of blocks\.0\.attention\.w_o is not finite"):
+        train_step(model, make_adamw(model, run.recipe.optim), inputs, targets, run, 1e-3)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_micro_batches_change_no_loss_and_no_gradient(tiny: Any) -> None:
+    """Two sequences at once or one by one: the same objective, balance groups and all."""
+    run = pick(tiny, "moe")
+    gradients, stats = [], []
+    inputs, targets = (torch.from_numpy(a) for a in batch(tiny.dataset.tokens("train"), 256, 2, 0, 0))
+    for micro in (1, 2):
+        cut = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, micro_sequences=micro))
+        model = build(run.model, 0)
+        optimizer = make_adamw(model, run.recipe.optim)
+        stats.append(train_step(model, optimizer, inputs, targets, cut, 0.0))
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6)
+    for field in ("lm_loss", "load_balance", "router_z", "grad_norm"):
+        assert getattr(stats[0], field) == pytest.approx(getattr(stats[1], field), rel=1e-5)
+
+
+def test_evaluation_is_the_same_in_any_batch_size(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropless: a window's loss does not depend on what is scored beside it (no expert capacity)."""
+    model = build(pick(tiny, "moe").model, 0)
+    windows = eval_windows(tiny.dataset, "validation", 256, 0, EVAL_SEED)
+    whole = evaluate(model, windows, end_of_text=tiny.dataset.eot_id)
+    monkeypatch.setattr("equipoise.score.FORWARD_TOKENS", 256)
+    alone = evaluate(model, windows, end_of_text=tiny.dataset.eot_id)
+    np.testing.assert_allclose(whole.unit_losses_U, alone.unit_losses_U, rtol=1e-5)
+    usage = [layer["usage"] for layer in whole.routing]
+    assert usage == [layer["usage"] for layer in alone.routing]
+    assert all(sum(layer) == pytest.approx(1) for layer in usage)
+
+
+def test_eval_and_sample_steps() -> None:
+    assert sorted(eval_steps(3, 20)) == [0, 1, 2, 3]
+    assert len(eval_steps(1000, 20)) == 21 and 1000 in eval_steps(1000, 20)
+    assert sorted(sample_steps(1000, 20)) == [250, 500, 750, 1000]
+    assert sorted(sample_steps(1, 1)) == [1]
+
+
+def test_bfloat16_on_a_cpu_is_refused_with_the_reason(tiny: Any, tmp_path: Path) -> None:
+    run = pick(tiny, "moe")
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"recipe\.dtype: 'bfloat16' is not accepted on a CPU"):
+        train(run, tmp_path / "run", tiny.dataset, device="cpu")
+
+
+def test_spikes_are_counted_against_the_128_updates_before() -> None:
+    calm = [3.0 + 0.01 * (i % 2) for i in range(200)]
+    assert count_spikes(calm) == 0
+    calm[150] = 4.0
+    assert count_spikes(calm) == 1
+    calm[20] = 9.0  # inside the first 128: not judged, but it widens the window after it
+    assert count_spikes(calm[:128]) == 0
