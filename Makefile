@@ -31,7 +31,7 @@ lint: $(DEV) ## formatting, lint rules, types
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict
 
-bench: $(CORE) ## the benchmarks
+bench: $(DEV) ## the benchmarks
 	@set -e; for file in benchmarks/*.py; do echo "$$file"; $(PY) "$$file"; done
 
 clean: ## remove caches and build output; .venv and runs stay

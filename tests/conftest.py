@@ -20,7 +20,7 @@ settings.load_profile("house")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # Written --corpora=DIR: pytest looks for its settings before it reads this file, and would take a lone DIR for a test.
+    # Written --corpora=DIR: pytest seeks its settings before it reads this file, and would take a lone DIR for a test.
     parser.addoption("--corpora", type=Path, metavar="DIR", help="real text: a folder with tinystories/ and gutenberg/")
 
 
@@ -92,7 +92,7 @@ right = "dense"
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_toml() -> str:
     """A study of two arms × three seeds whose runs take ten updates, well under a second each."""
     return TINY
@@ -107,8 +107,9 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_cache: Path) -> Any:
     """The tiny study, its data set, its resolved arms and its runs."""
-    from equipoise.config import read_toml
     from equipoise.data.dataset import prepare
+
+    from equipoise.config import read_toml
     from equipoise.matching import resolve_arms
     from equipoise.spec.study import parse_study
     from equipoise.study import expand

@@ -114,7 +114,7 @@ def test_the_closest_admissible_width_wins(case: tuple[ModelConfig, Match, Model
     for width in itertools.count(step, step):
         value = quantity(with_width(arm, match.adjust, width), match.on, seq_len)
         tried.append((abs(value - target), width))
-        # No quantity falls below the vocabulary times the width, so nothing closer comes after this.
+        # Quantities exceed the width, so nothing closer comes beyond the first bound; the second keeps the test short.
         if width > 2 * target or (value > 2 * target and len(tried) > 40):
             break
     distance, width = min(tried)
@@ -134,12 +134,13 @@ def test_the_smaller_of_two_equally_close_widths_wins() -> None:
 
 
 def test_rtol_is_a_closed_bound() -> None:
-    model = ModelConfig(num_layers=1, num_heads=1, d_model=8, vocab_size=52, ffn=DenseFFN())
-    assert quantity(with_width(model, "ffn.d_ff", 8), "total_params", 1) == 888
-    match = Match(to="other", on="total_params", adjust="ffn.d_ff", rtol=0.11)
-    assert solve(model, match, 800, 1).ffn.width == 8  # 88 = 11 % of 800, although 0.11 · 800 as a float is below 88.0…
+    model = ModelConfig(num_layers=1, num_heads=1, d_model=8, vocab_size=51, ffn=DenseFFN())
+    assert quantity(with_width(model, "ffn.d_ff", 8), "total_params", 1) == 880
+    assert 0.408 * 625 < 880 - 625  # in floating point; as written they are equal
+    match = Match(to="other", on="total_params", adjust="ffn.d_ff", rtol=0.408)
+    assert solve(model, match, 625, 1).ffn.width == 8
     with pytest.raises(ConfigError, match="not reached"):
-        solve(model, dataclasses.replace(match, rtol=0.1099), 800, 1)
+        solve(model, dataclasses.replace(match, rtol=0.4079), 625, 1)
 
 
 def test_refusal_names_the_neighbours() -> None:
@@ -147,13 +148,16 @@ def test_refusal_names_the_neighbours() -> None:
         resolve_arms(published(rtol=0.0003), 8348, 512)
     assert str(caught.value).splitlines() == [
         "arms.dense-active.match: active_params = 14,772,736 of 'moe' is not reached within rtol = 0.0003; "
-        "nearest below: d_model = 416 gives 14,552,096 (-1.49%); nearest above: d_model = 424 gives 14,886,216 (+0.77%); "
+        "nearest below: d_model = 416 gives 14,552,096 (-1.49%); "
+        "nearest above: d_model = 424 gives 14,886,216 (+0.77%); "
         "raise rtol or adjust another width",
         "arms.dense-total.match: total_params = 21,064,192 of 'moe' is not reached within rtol = 0.0003; "
-        "nearest below: d_model = 512 gives 21,056,000 (-0.04%); nearest above: d_model = 520 gives 21,451,560 (+1.84%); "
+        "nearest below: d_model = 512 gives 21,056,000 (-0.04%); "
+        "nearest above: d_model = 520 gives 21,451,560 (+1.84%); "
         "raise rtol or adjust another width",
         "arms.dense-active-ffn.match: active_params = 14,772,736 of 'moe' is not reached within rtol = 0.0003; "
-        "nearest below: ffn.d_ff = 1,024 gives 14,764,544 (-0.06%); nearest above: ffn.d_ff = 1,032 gives 14,813,696 (+0.28%); "
+        "nearest below: ffn.d_ff = 1,024 gives 14,764,544 (-0.06%); "
+        "nearest above: ffn.d_ff = 1,032 gives 14,813,696 (+0.28%); "
         "raise rtol or adjust another width",
     ]
 

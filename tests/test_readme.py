@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from equipoise import errors
+from equipoise.cli.main import app
 from equipoise.spec.study import parse_study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,9 +76,7 @@ def complaint(command: Any, words: list[str]) -> str:
 
 
 def command_tree() -> Any:
-    main = pytest.importorskip("equipoise.cli.main")
-    typer_main = pytest.importorskip("typer.main")
-    return typer_main.get_command(main.app)
+    return typer.main.get_command(app)
 
 
 def test_equipoise_commands_exist() -> None:

@@ -58,12 +58,9 @@ def check(value: object, *rules: tuple[str, bool, str]) -> None:
 
 def presets() -> dict[str, str]:
     """The shipped studies: name → text of the commented TOML file, in the order of their names."""
-    files = sorted((resources.files("equipoise") / "presets").iterdir(), key=attrgetter("name"))
-    return {
-        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
-        for file in files
-        if file.name.endswith(".toml")
-    }
+    folder = resources.files("equipoise") / "presets"
+    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return {name: (folder / f"{name}.toml").read_text(encoding="utf-8") for name in names}
 
 
 def read_study(name_or_path: str) -> tuple[Table, str]:

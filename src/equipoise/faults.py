@@ -39,7 +39,7 @@ def show(value: Any) -> str:
 
 def did_you_mean(given: Any, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing when none is near."""
-    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.65)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -32,7 +32,9 @@ def make_config() -> MakeConfig:
             if name in fields
         }
         if kind == "moe":
-            ffn = MoEFFN(**{"num_experts": 5, "top_k": 2, "d_expert": 24, "balance": BalanceLoss(coef=0.01), **ffn_fields})  # type: ignore[arg-type]
+            ffn = MoEFFN(
+                **{"num_experts": 5, "top_k": 2, "d_expert": 24, "balance": BalanceLoss(coef=0.01), **ffn_fields}
+            )  # type: ignore[arg-type]
         else:
             assert kind == "dense" and not ffn_fields
             ffn = DenseFFN(d_ff=40)  # type: ignore[assignment]

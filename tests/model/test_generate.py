@@ -86,8 +86,16 @@ def test_it_stops_when_asked(make_config) -> None:
         ([], {}, "prompt: no token; expected one or more"),
         ([3, 53], {}, "prompt: token id 53 is not accepted; expected 0 to 52"),
         ([-1], {}, "prompt: token id -1 is not accepted; expected 0 to 52"),
-        ([1], {"temperature": -0.5}, "temperature = -0.5 is not accepted; expected 0, or above 0 with a random generator"),
-        ([1], {"temperature": 1.0}, "temperature = 1.0 is not accepted; expected 0, or above 0 with a random generator"),
+        (
+            [1],
+            {"temperature": -0.5},
+            "temperature = -0.5 is not accepted; expected 0, or above 0 with a random generator",
+        ),
+        (
+            [1],
+            {"temperature": 1.0},
+            "temperature = 1.0 is not accepted; expected 0, or above 0 with a random generator",
+        ),
     ],
 )
 def test_what_cannot_be_continued_is_refused(make_config, prompt, options, message) -> None:

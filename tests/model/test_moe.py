@@ -37,9 +37,7 @@ def routing_of(logits_TE: Tensor, K: int) -> Routing:
     """The routing that a router with these outputs makes; top K without renormalisation."""
     probs_TE = logits_TE.softmax(-1)
     ids_TK = torch.tensor([top(probs, K) for probs in probs_TE.tolist()])
-    return Routing(
-        logits_TE=logits_TE, probs_TE=probs_TE, expert_ids_TK=ids_TK, weights_TK=probs_TE.gather(1, ids_TK)
-    )
+    return Routing(logits_TE=logits_TE, probs_TE=probs_TE, expert_ids_TK=ids_TK, weights_TK=probs_TE.gather(1, ids_TK))
 
 
 def oracle(moe: MoE, x_TD: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +123,7 @@ def test_equals_the_double_loop_for_any_size(T: int, E: int, K: int, seed: int, 
     K = min(K, E)
     moe = make_moe(3, 2, E, K, renormalize, seed)
     x = random(T, 3, seed=seed)
-    output, routing = moe(x)
+    output, _ = moe(x)
     assert output.shape == (T, 3)
     if T:
         torch.testing.assert_close(output, oracle(moe, x, 1)[0], rtol=1e-12, atol=1e-12)

@@ -182,7 +182,10 @@ def test_open_models_are_refused(make_config, fields, names) -> None:
 
 def test_a_width_rule_is_followed(make_config) -> None:
     model = build(make_config("dense", ffn=DenseFFN(d_ff=WidthRule(ratio=3.1, multiple_of=8))), seed=0)
-    assert model.blocks[0].ffn.w_gate.shape == (128, 40)  # 3.1 · 40 = 124, whose nearest multiple of 8 is 128 (halves up)
+    assert model.blocks[0].ffn.w_gate.shape == (
+        128,
+        40,
+    )  # 3.1 · 40 = 124, whose nearest multiple of 8 is 128 (halves up)
 
 
 # ------------------------------------------------------------------------------------------- losses and precision

@@ -17,7 +17,8 @@ from equipoise.figures.text import is_number, short
 
 Axis = Literal["tokens", "flops", "seconds"]
 
-STEEP_FRAC: Final = 0.1
+TOP, BOTTOM = 24.0, 42.0  # margins in points
+STEEP_FRAC: Final = 0.25
 """The share of training whose losses may lie above the frame: they would press the rest into one line."""
 
 _UNITS: Final[dict[str, tuple[tuple[float, str], ...]]] = {
@@ -44,13 +45,12 @@ _DIVISORS: Final = {"training time (hours)": 3600.0, "training time (minutes)": 
 
 @style.drawn
 def loss_curves(
-    results: Mapping[str, Any], budget: int, axis: Axis = "tokens", *, size: tuple[float, float] = (450, 310)
+    results: Mapping[str, Any], budget: int, axis: Axis = "tokens", *, size: tuple[float, float] = (410, 290)
 ) -> Figure:
     """Validation loss (nats/token) of every run of one budget against tokens, training FLOPs or training seconds.
 
     A run that diverged or was lost is dashed, ends in a cross, and is no part of the mean. The height of the frame is
-    the same for all budgets and axes of a study; its top is the highest loss after the first tenth of training, so the
-    steep start lies above it. A grammar's floor is a dotted line. `size` is in points.
+    the same for all axes of a budget, and fits what follows the first quarter of training: the steep start lies above. A grammar's floor is a dotted line. `size` is in points.
     """
     figure, (ax,) = style.blank(*size)
     runs = {(run["arm"], run["seed"], run["budget"]): run for run in results["runs"]}
@@ -77,17 +77,22 @@ def loss_curves(
         every = max(1, len(x) // 6)
         ax.plot(x, y, **look, linewidth=2, markersize=4.5, markevery=every)
         entries.append((Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, own, finished, runs)))
-    floor = (results.get("floor") or {}).get("loss")
-    if floor is not None:
-        entries.append((ax.axhline(floor, color=style.INK, linewidth=1, linestyle=(0, (1, 2))), "floor of the grammar"))
-    low, high = _limits(results, runs)
+    if results["floor"]:
+        entries.append(
+            (
+                ax.axhline(results["floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2))),
+                "floor of the grammar",
+            )
+        )
+    low, high = _limits(results, curves, runs)
     margin = 0.05 * (high - low)
-    ax.set_ylim(low - margin, high + margin)
+    legend_frac = min(0.5, (8 + 15 * len(entries)) / (size[1] - TOP - BOTTOM))  # a line of the legend is 15 points high
+    ax.set_ylim(low - margin, low + (high - low) / (1 - legend_frac))
     ax.set_xlim(0, (longest / divisor or 1) * 1.02)
     style.axis_labels(ax, label, f"{results['split']} loss (nats/token)")
     style.title(ax, f"{short(budget)} tokens a run")
     style.legend(ax, entries, loc="upper right")
-    style.place(figure, left=54, right=12, top=24, bottom=42)
+    style.place(figure, left=54, right=12, top=TOP, bottom=BOTTOM)
     return figure
 
 
@@ -132,18 +137,16 @@ def _label(arm: str, own: Sequence[Any], finished: Sequence[Any], runs: Mapping[
     return f"{arm} ({', '.join(notes)})" if notes else arm
 
 
-def _limits(results: Mapping[str, Any], runs: Mapping[tuple[str, int, int], Any]) -> tuple[float, float]:
-    """Lowest and highest loss to be framed, over the finished runs of all budgets."""
-    lows, highs = [], []
-    for curve in results["curves"]:
+def _limits(
+    results: Mapping[str, Any], curves: Sequence[Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Any]
+) -> tuple[float, float]:
+    """Lowest and highest loss to be framed, over the finished runs among these."""
+    framed = []
+    for curve in curves:
         points = _scored(curve)
         if points and runs.get((curve["arm"], curve["seed"], curve["budget"]), {}).get("status") == "complete":
-            settled = [p["loss"] for p in points if p["tokens"] >= STEEP_FRAC * points[-1]["tokens"]]
-            lows.append(min(settled))
-            highs.append(max(settled))
-    floor = (results.get("floor") or {}).get("loss")
-    if floor is not None:
-        lows.append(floor)
-        highs.append(floor)
-    low, high = (min(lows), max(highs)) if lows else (0.0, 1.0)
+            framed += [p["loss"] for p in points if p["tokens"] >= STEEP_FRAC * points[-1]["tokens"]]
+    if results["floor"]:
+        framed.append(results["floor"]["loss"])
+    low, high = min(framed, default=0.0), max(framed, default=1.0)
     return (low, high) if high > low else (low - 0.5, low + 0.5)

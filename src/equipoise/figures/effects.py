@@ -22,7 +22,7 @@ def effects(
     *,
     labels: Sequence[str] | None = None,
     margins: Mapping[str, float] | None = None,
-    width: float = 420,
+    width: float = 360,
 ) -> Figure:
     """One row a contrast, left − right: an entry of `results["gaps"]`, or of a claim's `contrasts`, in the metric's unit.
 
@@ -62,6 +62,6 @@ def effects(
     ax.spines["left"].set_visible(False)
     ax.tick_params(axis="y", left=False, labelleft=False)
     ax.xaxis.set_major_formatter(lambda value, _: loss(value).rstrip("0").rstrip(".") if value else "0")
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     style.place(figure, left=10, right=10, top=16 if margins else 4, bottom=24)
     return figure

@@ -20,7 +20,7 @@ COLUMNS: Final = 4
 
 
 @style.drawn
-def expert_usage(routing: Mapping[str, Any], *, width: float = 960) -> Figure:
+def expert_usage(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     """Share of the assignments each expert gets, layer by layer, over training: one entry of `results["routing"]`.
 
     The frame ends at the ceiling 1/K, which an expert chosen by every token reaches; the dashed line is an even share,
@@ -57,14 +57,14 @@ def expert_usage(routing: Mapping[str, Any], *, width: float = 960) -> Figure:
         handles["other experts"] = Line2D([], [], color=style.MUTED, linewidth=0.7, alpha=0.6)
     handles[f"even share, 1/{num_experts}"] = Line2D([], [], color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)))
     style.legend(
-        figure, ((line, name) for name, line in handles.items()), loc="lower left", ncols=9, bbox_to_anchor=(0.035, 0.0)
+        figure, ((line, name) for name, line in handles.items()), loc="lower left", ncols=9, bbox_to_anchor=(0.05, 0.0)
     )
-    style.place(figure, left=40, right=12, top=22, bottom=62, wspace=36, hspace=36)
+    style.place(figure, left=50, right=12, top=22, bottom=62, wspace=36, hspace=36)
     return figure
 
 
 @style.drawn
-def router_health(routing: Mapping[str, Any], *, width: float = 960) -> Figure:
+def router_health(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     """Router entropy (1 = undecided) and mean log Z of each layer over training: one entry of `results["routing"]`.
 
     Layers are told apart by their depth of tone, the first the palest.
@@ -96,9 +96,9 @@ def router_health(routing: Mapping[str, Any], *, width: float = 960) -> Figure:
         ((line, name) for name, line in handles.items()),
         loc="lower left",
         ncols=12,
-        bbox_to_anchor=(0.035, 0.0),
+        bbox_to_anchor=(0.05, 0.0),
     )
-    style.place(figure, left=40, right=12, top=22, bottom=62, wspace=40)
+    style.place(figure, left=50, right=12, top=22, bottom=62, wspace=40)
     return figure
 
 

@@ -42,8 +42,8 @@ class Pane:
 
 
 def normalised(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The results as JSON would give them back, mappings in sorted order: whoever made them, one report."""
-    value: dict[str, Any] = json.loads(json.dumps(results, sort_keys=True))
+    """The results as JSON would give them back: keys are text, whoever made them."""
+    value: dict[str, Any] = json.loads(json.dumps(results))
     return value
 
 
@@ -121,13 +121,13 @@ def _gaps_figure(results: Mapping[str, Any]) -> Markup | None:
         f"{text.shortened(row['left'], 26)} \u2212 {text.shortened(row['right'], 26)}, {text.short(row['budget'])} tokens"
         for row in rows
     ]
-    figure = figures.effects(results, rows, labels=labels, width=600)
+    figure = figures.effects(results, rows, labels=labels, width=500)
     return inline(figure, "gaps", f"Paired gaps in {tables.metric_name(results, metric)}, with 95 % intervals")
 
 
 def _curve_panes(results: Mapping[str, Any]) -> list[Pane]:
     budgets = [budget for budget in results["budgets"] if any(curve["budget"] == budget for curve in results["curves"])]
-    size = (450.0, 320.0) if len(budgets) > 1 else (760.0, 400.0)
+    size = (410.0, 290.0) if len(budgets) > 1 else (700.0, 380.0)
     return [
         Pane(
             label=label,
@@ -169,7 +169,7 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
                         figures.router_health(row), f"{name}-health", f"Router entropy and log Z over training: {who}"
                     ),
                 )
-            label = f"{text.short(row['budget'])} tokens, seed {row['seed']}"
+            label = f"{text.short(row['budget'])} · seed {row['seed']}"
             final = tables.routing_table(results, [row], one_run=True) if row["final"] else None
             panes.append(Pane(label=label, figures=drawn, table=final))
         if panes:
@@ -200,5 +200,5 @@ def _sample_panes(results: Mapping[str, Any]) -> list[Pane]:
                 ]
                 if any(written is not None for _, _, written in found):
                     rows.append((prompt, tuple(found)))
-            panes.append(Pane(label=f"{text.short(budget)} tokens, seed {seed}", prompts=tuple(rows)))
+            panes.append(Pane(label=f"{text.short(budget)} · seed {seed}", prompts=tuple(rows)))
     return panes

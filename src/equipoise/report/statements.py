@@ -91,12 +91,12 @@ def _scale(results: Mapping[str, Any]) -> str:
 def _seeds(results: Mapping[str, Any]) -> str:
     n = len(results["seeds"])
     if n < 3:
-        return f"{n} {'seed' if n == 1 else 'seeds'} a run: too few to support anything; every verdict is inconclusive."
+        return f"{n} {'seed' if n == 1 else 'seeds'} per arm and budget: too few to support anything; every verdict is inconclusive."
     metric = main_metric(results)
     floors = [
         row["noise_floor"] for row in results["gaps"] if row["metric"] == metric and text.is_number(row["noise_floor"])
     ]
-    opening = f"{n} seeds a run, paired."
+    opening = f"{n} seeds per arm and budget, paired."
     if not floors:
         return f"{opening} A gap smaller than its noise floor cannot be told from chance."
     low, high = text.loss(min(floors)), text.loss(max(floors))

@@ -68,6 +68,8 @@ class Table:
     """As many cells a row as the header has."""
     notes: tuple[str, ...] = ()
     """Sentences below it."""
+    grouped: bool = False
+    """Rows of equal first cell stand together, and are set off from the next."""
 
 
 def arm_index(results: Mapping[str, Any], arm: str) -> int | None:
@@ -132,7 +134,7 @@ def arms_table(results: Mapping[str, Any]) -> Table:
         "Active: used by one token's forward pass; embeddings, head, attention, norms and routers count in full, experts "
         "top_k of num_experts. FLOPs: training, 3 × forward, attention in full. Residual: reached ÷ aimed at − 1.",
     )
-    return Table(title="The arms", header=header, rows=body, notes=notes)
+    return Table(title="Widths, parameters, cost and matching of each arm", header=header, rows=body, notes=notes)
 
 
 def components_table(results: Mapping[str, Any]) -> Table:
@@ -192,7 +194,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
         notes.append(
             "A mean with fewer seeds than declared is over the runs that finished; the others are named beside it."
         )
-    return Table(title="Results", header=header, rows=tuple(rows), notes=tuple(note for note in notes if note))
+    return Table(
+        title="Losses by budget and arm, mean ± sd over seeds",
+        header=header,
+        rows=tuple(rows),
+        notes=tuple(note for note in notes if note),
+        grouped=True,
+    )
 
 
 def gaps_table(results: Mapping[str, Any]) -> Table:
@@ -220,7 +228,7 @@ def gaps_table(results: Mapping[str, Any]) -> Table:
         "values of equally shaped tensors. Intervals are unadjusted 95 % t intervals. Noise floor: the smallest mean gap "
         f"that this spread and this many seeds could support in a one-sided test at α = {results['alpha']:g}.",
     )
-    return Table(title="Gaps", header=header, rows=tuple(rows), notes=notes)
+    return Table(title="Paired gaps, left − right", header=header, rows=tuple(rows), notes=notes, grouped=True)
 
 
 def runs_table(results: Mapping[str, Any]) -> Table:
@@ -234,7 +242,7 @@ def runs_table(results: Mapping[str, Any]) -> Table:
                 Cell(text=run["arm"], head=True, arm=arm_index(results, run["arm"])),
                 Cell(text=text.short(run["budget"]), number=True),
                 Cell(text=str(run["seed"]), number=True),
-                Cell(text=run["status"]),
+                Cell(text=f"{run['status']}: {run['message']}" if run["message"] else run["status"]),
                 *(
                     Cell(text=text.loss(value), number=True, marks=marks if value is not None else ())
                     for value in losses
@@ -294,7 +302,12 @@ def routing_table(results: Mapping[str, Any], entries: Sequence[Mapping[str, Any
         "ln E: 1 is even use, or an undecided router. Dead: not one assignment in the whole evaluation. Collapsed: the K "
         "busiest experts of the layer take at least 90 %.",
     )
-    return Table(title="Routing of the trained models", header=header, rows=tuple(rows), notes=notes)
+    return Table(
+        title="Routing at the end of training, over the whole final evaluation",
+        header=header,
+        rows=tuple(rows),
+        notes=notes,
+    )
 
 
 def interval(row: Mapping[str, Any]) -> str:

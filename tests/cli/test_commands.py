@@ -1,0 +1,158 @@
+"""Every other command: what it prints, its JSON, its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_plan_writes_nothing_and_shows_matches(equipoise: Any, tmp_path: Path, tiny_toml: str) -> None:
+    (tmp_path / "study.toml").write_text(tiny_toml, encoding="utf-8")
+    done = equipoise("plan", "study.toml", "--cache", str(tmp_path / "none"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
+    assert "moe on active_params" in done.stdout and "(estimated)" in done.stdout
+    assert "time: not measured" in done.stdout and "claim moe-lower: moe lower than dense on val_loss" in done.stdout
+
+
+def test_plan_of_published_study_needs_no_corpus(equipoise: Any) -> None:
+    done = equipoise("plan", "tinystories")
+    assert done.returncode == 0 and "epochs" in done.stdout and "unknown until corpus.path is set" in done.stdout
+    for figure in (
+        "14,772,736",
+        "21,064,192",
+        "14,886,216",
+        "+0.77 %",
+        "21,056,000",
+        "−0.04 %",
+        "14,764,544",
+        "−0.06 %",
+    ):
+        assert figure in done.stdout
+
+
+def test_plan_takes_certain_counts_from_the_cache(equipoise: Any, finished: Path, tiny: Any) -> None:
+    done = equipoise("plan", "study.toml", "--json", cwd=finished)
+    planned = json.loads(done.stdout)
+    assert planned["data_certain"] and planned["train_tokens"] == len(tiny.dataset.tokens("train"))
+    assert planned["schema_version"] == 1 and planned["vocab_size"] == tiny.dataset.vocab_size
+
+
+def test_plan_probes_in_a_child(equipoise: Any, finished: Path) -> None:
+    planned = json.loads(equipoise("plan", "study.toml", "--probe", "--jobs", "2", "--json", cwd=finished).stdout)
+    assert set(planned["step_s"]) == {"moe", "dense"} and all(0 < s < 5 for s in planned["step_s"].values())
+    assert planned["train_s"] == pytest.approx(sum(planned["step_s"].values()) * 10 * 3 / 2)
+
+
+def test_plan_of_a_missing_corpus_is_a_data_error(equipoise: Any) -> None:
+    done = equipoise("plan", "tinystories-cpu", "--set", 'corpus.path="nowhere"')
+    assert done.returncode == 3 and "nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_run_without_a_corpus_says_what_to_set(equipoise: Any, tmp_path: Path) -> None:
+    done = equipoise("run", "tinystories-cpu", cwd=tmp_path)
+    assert done.returncode == 2 and "corpus.path: not set" in done.stderr
+    assert not list((tmp_path / "runs").rglob("*.json")) if (tmp_path / "runs").exists() else True
+
+
+def test_all_faults_of_a_study_at_once_with_exit_2(equipoise: Any, tmp_path: Path, tiny_toml: str) -> None:
+    broken = tiny_toml.replace("num_layers = 1", "num_layer = 1").replace("top_k = 2", "top_k = 9")
+    (tmp_path / "study.toml").write_text(broken, encoding="utf-8")
+    done = equipoise("run", "study.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'num_layers'?" in done.stderr and "top_k" in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_code"] == 2 and error["kind"] == "ConfigError"
+    assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
+
+
+def test_status_lists_every_run(equipoise: Any, finished: Path) -> None:
+    done = equipoise("status", "runs/tiny", cwd=finished)
+    assert done.returncode == 0 and "6 of 6 runs complete" in done.stdout and "moe/5120-s0" in done.stdout
+    rows = json.loads(equipoise("status", "runs/tiny", "--json", cwd=finished).stdout)["runs"]
+    assert len(rows) == 6 and all(row["step"] == 10 for row in rows)
+    nowhere = equipoise("status", "nowhere", cwd=finished)
+    assert nowhere.returncode == 5 and "no lock.json there" in nowhere.stderr
+
+
+def test_report_is_rebuilt_byte_for_byte(equipoise: Any, finished: Path) -> None:
+    files = [finished / "runs" / "tiny" / name for name in ("results.json", "results.md", "report.html")]
+    before = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+    done = equipoise("report", "runs/tiny", cwd=finished)
+    assert done.returncode == 0 and "report.html" in done.stderr
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_sample_continues_a_prompt_the_same_way_each_time(equipoise: Any, finished: Path) -> None:
+    run = "runs/tiny/moe/5120-s0"
+    first = json.loads(equipoise("sample", run, "Once", "--tokens", "5", "--json", cwd=finished).stdout)
+    again = equipoise("sample", run, "Once", "--tokens", "5", cwd=finished)
+    assert first["text"].startswith("Once") and again.stdout == first["text"] + "\n" and first["step"] == 10
+    hot = [
+        equipoise("sample", run, "Once", "--tokens", "8", "--temperature", "1", "--seed", s, cwd=finished).stdout
+        for s in "001"
+    ]
+    assert hot[0] == hot[1] != hot[2]
+    wrong = equipoise("sample", "runs/tiny", "Once", cwd=finished)
+    assert wrong.returncode == 2 and "no run directory" in wrong.stderr
+
+
+def test_train_one_run_of_a_study(equipoise: Any, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_bytes((finished / "study.toml").read_bytes())
+    done = equipoise("train", "study.toml", "--arm", "dense", "--seed", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    stored = json.loads((finished / "runs/tiny/dense/5120-s1/summary.json").read_text(encoding="utf-8"))
+    assert summary["val_loss"] == stored["val_loss"] and summary["digest"] == stored["digest"]
+    again = equipoise("train", "runs/tiny/dense/5120-s1", cwd=tmp_path)
+    assert again.returncode == 0 and "already complete" in again.stderr
+    wrong = equipoise("train", "study.toml", "--arm", "dens", "--seed", "1", cwd=tmp_path)
+    assert wrong.returncode == 2 and "expected one of moe, dense" in wrong.stderr
+
+
+def test_presets_are_listed_shown_and_copied_once(equipoise: Any, tmp_path: Path) -> None:
+    listed = json.loads(equipoise("presets", "--json").stdout)["presets"]
+    assert {"quick", "tinystories", "tinystories-cpu", "gutenberg", "gutenberg-cpu"} <= {row["name"] for row in listed}
+    done = equipoise("presets", "copy", "quick", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0
+    copied = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    assert copied.count("#") > 10 and copied == equipoise("presets", "show", "quick").stdout
+    again = equipoise("presets", "copy", "quick", "mine.toml", cwd=tmp_path)
+    assert again.returncode == 2 and "exists already" in again.stderr
+    assert equipoise("presets", "copy", "quik", "other.toml", cwd=tmp_path).returncode == 2
+
+
+def test_doctor_says_what_is_there(equipoise: Any) -> None:
+    done = equipoise("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 0 and all(check["ok"] for check in checks.values())
+    assert "float32" in checks["device"]["found"] or "bfloat16" in checks["device"]["found"]
+
+
+def test_usage_errors_exit_2_and_help_has_an_example(equipoise: Any) -> None:
+    assert equipoise("plan").returncode == 2
+    assert equipoise("nonsense").returncode == 2
+    for command in ("run", "plan", "status", "report", "train", "sample", "doctor"):
+        helped = equipoise(command, "--help")
+        assert helped.returncode == 0 and "Example: equipoise" in helped.stdout, command
+
+
+def test_what_people_do_before_and_after_training_never_loads_torch(equipoise: Any, finished: Path) -> None:
+    """plan, status, report and presets with a torch that cannot be imported."""
+    import subprocess
+    import sys
+
+    script = (
+        "import sys\nsys.modules['torch'] = None\nsys.argv = ['equipoise', *sys.argv[1:]]\n"
+        "from equipoise.cli.main import main\nmain()\n"
+    )
+    for arguments in (["plan", "study.toml"], ["status", "runs/tiny"], ["report", "runs/tiny"], ["presets"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], cwd=finished, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (arguments, done.stderr)
