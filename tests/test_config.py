@@ -24,8 +24,6 @@ from equipoise.config import (
     dump,
     load,
     merge,
-    presets,
-    read_study,
     read_toml,
 )
 from equipoise.errors import ConfigError
@@ -278,39 +276,6 @@ def test_merge_goes_deep_but_a_new_kind_replaces(base: Any, over: Any, expected:
     before = json.dumps([base, over])
     assert merge(base, over) == expected
     assert json.dumps([base, over]) == before
-
-
-# ------------------------------------------------------------------------------------------------ study files
-
-
-def test_reads_a_preset_by_name_and_a_file_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, text = read_study("quick")
-    assert (table["name"], text) == ("quick", presets()["quick"])
-    monkeypatch.chdir(tmp_path)
-    Path("quick").write_bytes(b'\xef\xbb\xbfname = "mine"\r\n')
-    assert read_study("quick")[0]["name"] == "quick"
-    assert read_study("./quick")[0] == {"name": "mine"}
-
-
-def test_an_unknown_study_lists_the_presets() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_study("tinystorys")
-    assert str(caught.value) == (
-        "tinystorys: no such study file or preset; presets: gutenberg, gutenberg-cpu, quick, tinystories, "
-        "tinystories-cpu; did you mean 'tinystories'?"
-    )
-
-
-def test_a_study_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r": Is a directory; expected a study file \(\.toml\) or a preset$"):
-        read_study(str(tmp_path))
-    file = tmp_path / "study.toml"
-    file.write_bytes("name = 'größe'".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"study\.toml: not UTF-8 at byte 10; expected a study file in UTF-8$"):
-        read_study(str(file))
-    file.write_text("name = 'x", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"study\.toml: not valid TOML: "):
-        read_study(str(file))
 
 
 # ------------------------------------------------------------------------------------------------ writing

@@ -1,4 +1,4 @@
-"""The edge between files and frozen values: `@config`, TOML in, canonical JSON out, digests, `--set`, presets.
+"""The edge between files and frozen values: `@config`, TOML in, canonical JSON out, digests, `--set`.
 
 The one file that knows pydantic. It knows no noun of the product (those are in `spec/`), only how any of them is read,
 checked, dumped and hashed.
@@ -7,6 +7,7 @@ checked, dumped and hashed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -14,15 +15,13 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Final, TypeVar, dataclass_transform
+from typing import Any, Final, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from equipoise.errors import ConfigError
-from equipoise.faults import did_you_mean, explain, not_accepted, show
+from equipoise.faults import explain, not_accepted, show
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -54,35 +53,6 @@ def check(value: object, *rules: tuple[str, bool, str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reading
-
-
-def presets() -> dict[str, str]:
-    """The shipped studies: name → text of the commented TOML file, in the order of their names."""
-    folder = resources.files("equipoise") / "presets"
-    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
-    return {name: (folder / f"{name}.toml").read_text(encoding="utf-8") for name in names}
-
-
-def read_study(name_or_path: str) -> tuple[Table, str]:
-    """Table and text of a preset, by name, or of a study file, by path (a file named like a preset: `./quick`).
-
-    Raises ConfigError when it is neither, cannot be read, or is not UTF-8 or not TOML.
-    """
-    shipped = presets()
-    if name_or_path in shipped:
-        return read_toml(shipped[name_or_path], name_or_path), shipped[name_or_path]
-    try:
-        text = Path(name_or_path).read_bytes().decode("utf-8-sig")  # some editors begin a file with the mark
-    except FileNotFoundError:
-        near = did_you_mean(name_or_path, shipped)
-        raise ConfigError(
-            f"{name_or_path}: no such study file or preset; presets: {', '.join(shipped)}{near}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{name_or_path}: {error.strerror}; expected a study file (.toml) or a preset") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name_or_path}: not UTF-8 at byte {error.start}; expected a study file in UTF-8") from None
-    return read_toml(text, name_or_path), text
 
 
 def read_toml(text: str, source: str) -> Table:
@@ -160,7 +130,7 @@ def load(cls: type[T], value: Any) -> T:
     if faults:
         raise ConfigError("\n".join(faults))
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(value), strict=True)
+        return cast(T, _adapter(cast(Any, cls)).validate_json(json.dumps(value), strict=True))
     except ValidationError as error:
         lines = [
             line
@@ -168,6 +138,12 @@ def load(cls: type[T], value: Any) -> T:
             for line in explain(cls, value, fault["type"], fault["loc"], fault.get("ctx", {}).get("error"))
         ]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    """The validator of a type; building the one of a whole study takes a tenth of a second."""
+    return TypeAdapter(annotation)
 
 
 def _not_json(value: Any, path: tuple[str, ...]) -> list[str]:

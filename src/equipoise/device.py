@@ -7,6 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -40,7 +41,8 @@ def choose_compute(device: Literal["auto", "cpu", "cuda"], dtype: Literal["auto"
     if device == "cpu" or not available:
         if dtype == "bfloat16":
             raise ConfigError(
-                "recipe.dtype: 'bfloat16' is not accepted on a CPU (10 to 20 times slower); expected 'auto' or 'float32'"
+                "recipe.dtype: 'bfloat16' is not accepted on a CPU (10 to 20 times slower there); "
+                "expected 'auto' or 'float32'"
             )
         why = "asked for" if device == "cpu" else "no CUDA device is visible to torch"
         return Compute(device=torch.device("cpu"), autocast=None, reason=f"CPU ({why}), float32")
@@ -75,7 +77,7 @@ def environment(compute: Compute, recipe: Recipe) -> dict[str, Any]:
 def cpu_name() -> str:
     """Model name of the processor, or its architecture where the system does not say."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

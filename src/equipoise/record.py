@@ -1,7 +1,7 @@
 """The run directory: the only interface between training and analysis. Reader and writer; no torch, no statistics.
 
 config.json               the RunConfig and its digest, written first
-metrics.jsonl             one row per update (`train`) and per evaluation (`eval`), steps strictly increasing in each kind
+metrics.jsonl             one row per update (`train`) and per evaluation (`eval`), each kind in step order
 samples.jsonl             texts written along the way
 val_losses.safetensors    loss per validation unit, at the end and at the best step
 tokenizer.json            the tokenizer, so that the run can be sampled on its own

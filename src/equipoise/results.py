@@ -118,9 +118,10 @@ def _cell(records: Iterable[RunRecord], spec: StudySpec, arm: str, budget: int) 
         place = _place(record)
         if (place["arm"], place["budget"]) != (arm, budget):
             continue
-        if record.status != "complete" or record.summary is None:
+        if record.status != "complete":
             lost[place["seed"]] = record.status
             continue
+        assert record.summary is not None
         for metric in METRICS:
             values[metric][place["seed"]] = record.summary[metric]
         if record.summary["collapsed"]:
@@ -162,7 +163,7 @@ def _table(cells: Mapping[tuple[str, int], Cell], spec: StudySpec) -> list[dict[
 
 
 def contrast_pairs(spec: StudySpec) -> list[tuple[str, str]]:
-    """The pairs a study is about, left − right: each reference arm against what is matched to it, then claimed pairs."""
+    """The pairs a study is about, left − right: each reference arm and what is matched to it, then claimed pairs."""
     pairs = [(arm.match.to, name) for name, arm in spec.arms.items() if arm.match]
     pairs += [(left, claim.right) for claim in spec.claims for left in left_arms(claim)]
     kept: list[tuple[str, str]] = []

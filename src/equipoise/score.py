@@ -118,16 +118,17 @@ def sample(
     prompt: str,
     num_tokens: int,
     *,
+    context: int,
     temperature: float = 0.0,
     generator: np.random.Generator | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> str:
     """`prompt` continued by at most `num_tokens` tokens, up to the end of the text; greedy at temperature 0.
 
-    The context begins with the end-of-text id, as every training document does. Raises `Stopped` when `should_stop()`
-    is true between tokens.
+    The context begins with the end-of-text id, as every training document does, and never grows beyond the `context`
+    tokens the model was trained on. Raises `Stopped` when `should_stop()` is true between tokens.
     """
-    context = [tokenizer.eot_id, *tokenizer.encode(prompt)]
+    prompt_ids = [tokenizer.eot_id, *tokenizer.encode(prompt)]
     stopped = False
 
     def stop() -> bool:
@@ -137,13 +138,14 @@ def sample(
 
     written = generate(
         model,
-        context,
+        prompt_ids,
         num_tokens,
         stop_id=tokenizer.eot_id,
+        context=context,
         temperature=temperature,
         generator=generator,
         should_stop=stop,
     )
     if stopped:
         raise Stopped
-    return prompt + tokenizer.decode([token for token in written if token != tokenizer.eot_id])
+    return prompt + tokenizer.decode(written)

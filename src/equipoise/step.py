@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from equipoise.errors import DivergedError
-from equipoise.model.moe import load_balance_loss, router_z_loss
+from equipoise.model.moe import router_losses
 from equipoise.model.transformer import Transformer, token_losses
 from equipoise.spec.model import MoEFFN
 from equipoise.spec.study import RunConfig
@@ -62,9 +62,7 @@ def train_step(
         objective = lm_loss
         sums[0] += lm_loss.item()
         if isinstance(ffn, MoEFFN):
-            num_groups = rows // recipe.balance_group
-            balance = torch.stack([load_balance_loss(routing, num_groups) for routing in output.routing]).mean()
-            z = torch.stack([router_z_loss(routing) for routing in output.routing]).mean()
+            balance, z = router_losses(output.routing, rows // recipe.balance_group)
             if ffn.balance.kind == "loss":
                 objective = objective + ffn.balance.coef * balance
             if ffn.z_coef:

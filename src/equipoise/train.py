@@ -10,7 +10,6 @@ Shapes: B sequences, S tokens of a sequence, U validation units.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -55,7 +54,7 @@ from equipoise.spec.study import RunConfig
 from equipoise.step import train_step
 
 EVAL_SEED: Final = 0
-"""Seed of the choice of validation windows: a constant, so that every arm, seed and budget is scored on the same text."""
+"""Seed of the choice of validation windows: a constant, so that every arm, seed and budget reads the same text."""
 WARM_STEPS: Final = 10
 """Updates after each start that throughput leaves out: allocators and caches settle."""
 
@@ -242,7 +241,14 @@ def _evaluate_curve(session: _Session, windows: EvalWindows) -> float:
     due = recipe.samples.prompts if progress.step in sample_steps(run.num_steps, recipe.num_evals) else ()
     tokenizer = session.dataset.tokenizer()
     texts = [
-        sample(session.model, tokenizer, prompt, recipe.samples.num_tokens, should_stop=session.stopping)
+        sample(
+            session.model,
+            tokenizer,
+            prompt,
+            recipe.samples.num_tokens,
+            context=recipe.seq_len,
+            should_stop=session.stopping,
+        )
         for prompt in due
     ]
     row = {

@@ -83,7 +83,7 @@ def pair(config: Any) -> tuple[Transformer, Any]:
                 noise = np.random.Generator(np.random.Philox(len(name))).uniform(0.5, 1.5, parameter.shape)
                 parameter.copy_(torch.from_numpy(noise))
             if name.endswith("router.weight"):
-                parameter.mul_(20)
+                parameter.mul_(3)
     return model, their_model(model)
 
 

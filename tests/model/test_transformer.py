@@ -86,6 +86,17 @@ def test_every_parameter_has_a_gradient(make_config, kind, fields) -> None:
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
+def test_the_same_pass_gives_the_same_bits(make_config) -> None:
+    windows = tokens(4, 33, 53)
+    gradients = []
+    for _ in range(2):
+        model = build(make_config("moe", init_std=0.3), seed=1)
+        output = model(windows[:, :-1])
+        (token_losses(model, output, windows[:, 1:]).mean() + sum(router_losses(output.routing, 2))).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_dense_models_have_no_routing(make_config) -> None:
     assert build(make_config("dense"), seed=0)(tokens(1, 3, 53)).routing == ()
 

@@ -1,4 +1,4 @@
-"""Results as `results.py` would give them, made up: three arms × three seeds × two budgets, one lost run, one collapse."""
+"""Made-up results in the form of `results.collect`: three arms × three seeds × two budgets, one lost, one collapsed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _layers(share: float, step_frac: float) -> list[dict[str, Any]]:
 
 
 def make_results(num_points: int = 24) -> dict[str, Any]:
-    """The whole dictionary; the collapsed run is moe/seed 2 of the small budget, the diverged one dense-active/seed 1 of it."""
+    """The whole dictionary; of the small budget moe/seed 2 collapsed and dense-active/seed 1 diverged."""
     noise = random.Random(7)
     runs, curves, routing, samples, values = [], [], [], [], {}
     for budget in BUDGETS:
@@ -123,8 +123,8 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                                 "step": step,
                                 "tokens": step * 65_536,
                                 "prompt": prompt,
-                                "text": f"named Pip ({arm}, {seed}, step {step}). Pip liked to sit on the warm rocks by the river and "
-                                'count the boats.\n\n"Where do they go?" he asked. His mother smiled. "To the sea," she said.',
+                                "text": f"named Pip ({arm}, {seed}, step {step}). Pip liked to sit on the warm rocks "
+                                'by the river.\n\n"Where do the boats go?" he asked. "To the sea," she said.',
                             }
                         )
     table = [
@@ -144,7 +144,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "name": "tinystories",
-        "question": "At equal active, or equal total, parameters: does a routed feed-forward layer lower validation loss?",
+        "question": "At equal active, or equal total, parameters: does a routed layer lower validation loss?",
         "alpha": 0.05,
         "split": "validation",
         "arms": [
@@ -282,7 +282,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "equivalence_margin": None,
                 "post_hoc": False,
                 "verdict": "inconclusive",
-                "reason": "a run of dense-active diverged (seed 1) and a run of moe collapsed (seed 2): at most inconclusive",
+                "reason": "dense-active diverged (seed 1) and moe collapsed (seed 2): at most inconclusive",
                 "p": {"sup": 0.4, "ref": 0.6, "eq": None},
                 "p_adjusted": {"sup": 1.0, "ref": 1.0, "eq": None},
                 "contrasts": [
@@ -403,7 +403,7 @@ def results(_made: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(_made)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hostile() -> dict[str, Any]:
-    """The same study with hostile texts."""
+    """The same study with hostile texts; to be left as it is."""
     return make_hostile()

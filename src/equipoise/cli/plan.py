@@ -125,7 +125,7 @@ def show_plan(planned: Mapping[str, Any]) -> None:
     known = "" if planned["data_certain"] else " (requested)" if planned["train_tokens"] is None else " (estimated)"
     out().print(f"vocabulary {planned['vocab_size']:,}{known}\n")
     show_table("Arms", ARM_HEADINGS, [arm_cells(arm) for arm in planned["arms"]])
-    components = [name for name in ("embedding", "head", "attention", "router", "ffn", "experts", "norms")]
+    components = ("embedding", "head", "attention", "router", "ffn", "experts", "norms")
     show_table(
         "Parameters by component",
         ["arm", *components],

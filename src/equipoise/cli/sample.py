@@ -40,7 +40,15 @@ def sample(
     model = build(run.model, run.seed)
     model.load_state_dict(saved.model)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
-    text = write(model, tokenizer, prompt, tokens, temperature=temperature, generator=stream(seed, "sample", prompt))
+    text = write(
+        model,
+        tokenizer,
+        prompt,
+        tokens,
+        context=run.recipe.seq_len,
+        temperature=temperature,
+        generator=stream(seed, "sample", prompt),
+    )
     if as_json:
         emit_json({"run": str(directory), "step": saved.step, "prompt": prompt, "text": text})
     else:

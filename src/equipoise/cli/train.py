@@ -81,7 +81,7 @@ def _find(
     quiet: bool,
     stop: Any,
 ) -> tuple[Any, Path, Any]:
-    """The run, its directory and its data set: from a run directory, or from a study that is prepared and locked first."""
+    """The run, its directory and its data set: from a run directory, or from a study, prepared and locked first."""
     from equipoise.cli.run import prepare_study
     from equipoise.data.dataset import find_dataset, open_dataset
     from equipoise.record import read_config

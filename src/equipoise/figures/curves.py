@@ -6,41 +6,21 @@ Not for: comparing arms (the gaps and verdicts do); a curve is scored on a subse
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from equipoise.figures import style
+from equipoise.figures.style import Axis
 from equipoise.figures.text import is_number, short
 
-Axis = Literal["tokens", "flops", "seconds"]
+TOP, BOTTOM = 24.0, 42.0
+"""Margins of the frame, in points."""
 
-TOP, BOTTOM = 24.0, 42.0  # margins in points
 STEEP_FRAC: Final = 0.25
 """The share of training whose losses may lie above the frame: they would press the rest into one line."""
-
-_UNITS: Final[dict[str, tuple[tuple[float, str], ...]]] = {
-    "tokens": (
-        (1e9, "training tokens (billions)"),
-        (1e6, "training tokens (millions)"),
-        (1e3, "training tokens (thousands)"),
-    ),
-    "flops": (
-        (1e21, "training FLOPs (×10²¹)"),
-        (1e18, "training FLOPs (×10¹⁸)"),
-        (1e15, "training FLOPs (×10¹⁵)"),
-        (1e12, "training FLOPs (×10¹²)"),
-        (1e9, "training FLOPs (×10⁹)"),
-    ),
-    "seconds": (
-        (3 * 3600, "training time (hours)"),
-        (3 * 60, "training time (minutes)"),
-        (0, "training time (seconds)"),
-    ),
-}
-_DIVISORS: Final = {"training time (hours)": 3600.0, "training time (minutes)": 60.0, "training time (seconds)": 1.0}
 
 
 @style.drawn
@@ -50,14 +30,16 @@ def loss_curves(
     """Validation loss (nats/token) of every run of one budget against tokens, training FLOPs or training seconds.
 
     A run that diverged or was lost is dashed, ends in a cross, and is no part of the mean. The height of the frame is
-    the same for all axes of a budget, and fits what follows the first quarter of training: the steep start lies above. A grammar's floor is a dotted line. `size` is in points.
+    the same for all axes of a budget, and fits what follows the first quarter of training: the steep start lies above.
+    A grammar's floor is a dotted line. `size` is in points.
     """
     figure, (ax,) = style.blank(*size)
     runs = {(run["arm"], run["seed"], run["budget"]): run for run in results["runs"]}
     curves = [curve for curve in results["curves"] if curve["budget"] == budget]
     longest = max((point[axis] or 0 for curve in curves for point in curve["points"]), default=0)
-    divisor, label = _unit(axis, longest)
+    divisor, label = style.unit(axis, longest)
     entries: list[tuple[Line2D, str]] = []
+    ends: list[tuple[float, float, str]] = []
     for arm in (entry["name"] for entry in results["arms"]):
         own = [curve for curve in curves if curve["arm"] == arm]
         if not own:
@@ -72,36 +54,27 @@ def loss_curves(
             if complete:
                 finished.append(curve)
             elif len(x):
-                ax.plot(x[-1:], y[-1:], color=look["color"], marker="x", markersize=6, linestyle="none", clip_on=False)
+                ends.append((x[-1], y[-1], look["color"]))
         x, y = _line(style.thinned(_mean(finished, axis)), axis, divisor)
         every = max(1, len(x) // 6)
         ax.plot(x, y, **look, linewidth=2, markersize=4.5, markevery=every)
         entries.append((Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, own, finished, runs)))
     if results["floor"]:
-        entries.append(
-            (
-                ax.axhline(results["floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2))),
-                "floor of the grammar",
-            )
-        )
+        floor = ax.axhline(results["floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2)))
+        entries.append((floor, "floor of the grammar"))
     low, high = _limits(results, curves, runs)
     margin = 0.05 * (high - low)
     legend_frac = min(0.5, (8 + 15 * len(entries)) / (size[1] - TOP - BOTTOM))  # a line of the legend is 15 points high
-    ax.set_ylim(low - margin, low + (high - low) / (1 - legend_frac))
+    top = low + (high - low) / (1 - legend_frac)
+    ax.set_ylim(low - margin, top)
+    for x_end, y_end, colour in ends:  # what rose out of the frame ends at its upper edge
+        ax.plot([x_end], [min(y_end, top)], color=colour, marker="x", markersize=6, linestyle="none", clip_on=False)
     ax.set_xlim(0, (longest / divisor or 1) * 1.02)
     style.axis_labels(ax, label, f"{results['split']} loss (nats/token)")
     style.title(ax, f"{short(budget)} tokens a run")
     style.legend(ax, entries, loc="upper right")
     style.place(figure, left=54, right=12, top=TOP, bottom=BOTTOM)
     return figure
-
-
-def _unit(axis: Axis, longest: float) -> tuple[float, str]:
-    """The divisor of an axis and its label: the largest unit of which the axis holds at least one (time: three)."""
-    for size, label in _UNITS[axis]:
-        if longest >= size:
-            return _DIVISORS.get(label, size), label
-    return 1.0, {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time (seconds)"}[axis]
 
 
 def _scored(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ def effects(
     margins: Mapping[str, float] | None = None,
     width: float = 360,
 ) -> Figure:
-    """One row a contrast, left − right: an entry of `results["gaps"]`, or of a claim's `contrasts`, in the metric's unit.
+    """One row a contrast, left − right in the metric's unit: entries of `results["gaps"]` or of a claim's `contrasts`.
 
     Small open circles are seeds, the filled mark is the mean in the colour of the left arm, the bar the interval
     (absent for one seed). Zero is a line; `margins` (text → value) are dotted lines. `labels` stand above the rows,

@@ -32,7 +32,7 @@ def expert_usage(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     columns = min(COLUMNS, num_layers)
     rows = math.ceil(num_layers / columns)
     figure, axes = style.blank(width, 66 + 132 * rows, rows, columns)
-    divisor, unit = _tokens_unit(points)
+    divisor, unit = style.unit("tokens", max((point["tokens"] for point in points), default=0))
     handles: dict[str, Line2D] = {}
     for layer, ax in enumerate(axes):
         if layer >= num_layers:
@@ -72,7 +72,7 @@ def router_health(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     points = style.thinned(routing["points"], 100)
     num_layers = max((len(point["layers"]) for point in points), default=1)
     figure, axes = style.blank(width, 200, 1, 2)
-    divisor, unit = _tokens_unit(points)
+    divisor, unit = style.unit("tokens", max((point["tokens"] for point in points), default=0))
     handles: dict[str, Line2D] = {}
     for ax, field, label in zip(axes, ("router_entropy", "log_z"), ("router entropy", "log Z"), strict=True):
         for layer in range(num_layers):
@@ -100,14 +100,6 @@ def router_health(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     )
     style.place(figure, left=50, right=12, top=22, bottom=62, wspace=40)
     return figure
-
-
-def _tokens_unit(points: list[Mapping[str, Any]]) -> tuple[float, str]:
-    longest = max((point["tokens"] for point in points), default=0)
-    for size, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
-        if longest >= size:
-            return size, f"training tokens ({name})"
-    return 1.0, "training tokens"
 
 
 def _expert_looks(num_experts: int, final: list[float]) -> dict[int, dict[str, Any]]:

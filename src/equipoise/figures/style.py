@@ -10,7 +10,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, Literal, ParamSpec
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -20,18 +20,43 @@ from matplotlib.lines import Line2D
 from equipoise.figures.text import shortened
 
 P = ParamSpec("P")
+Axis = Literal["tokens", "flops", "seconds"]
+"""What the horizontal axis of a curve counts."""
 
-# Okabe & Ito, "Color Universal Design" (2008), without its yellow and black, which vanish on a white and on a dark
-# page; the two last are the darkest and the warmest of Tol's "muted" scheme. The dark values are the same hues, lifted.
+# Okabe & Ito, "Color Universal Design" (2008), without its yellow and black, which vanish on a white or a dark page;
+# the last two are of Tol's "muted" scheme and of our own. The dark values keep the hue and, like the experts' colours,
+# were searched for distance under simulated colour blindness; a test holds all four lists to it.
 ARMS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#8c6d31")
-_ARMS_DARK: Final = ("#4da3e0", "#ff8a4c", "#2ec69b", "#e79ac6", "#f5b93a", "#9ad4f5", "#c7679b", "#c4a464")
+_ARMS_DARK: Final = ("#487ffa", "#ed6727", "#36eb95", "#eb97d7", "#f5e83d", "#d3f6e8", "#b13ba0", "#826954")
 ARM_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "h")
 _DASHES: Final[tuple[Any, ...]] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
-# Tol, "Colour schemes" (technical note, 2021), "muted", ordered so that the first four differ most, without its pale
-# members. Experts have no identity across arms or seeds, hence a palette that no arm uses.
-EXPERTS: Final = ("#332288", "#cc6677", "#117733", "#b8860b", "#44aa99", "#aa4499", "#6699cc", "#999933")
-_EXPERTS_DARK: Final = ("#9d8cff", "#ec8b9b", "#4fbf74", "#e6bc55", "#74d6c5", "#dd84cd", "#94bfee", "#c9c95e")
+# Experts have no identity across arms or seeds, hence colours that no arm has.
+EXPERTS: Final = ("#3c0562", "#b84f8f", "#055127", "#a89505", "#2ea26e", "#8b3eaa", "#506cf5", "#606508")
+_EXPERTS_DARK: Final = ("#af65fa", "#e56f9f", "#61b94b", "#fae830", "#6afab3", "#9b4191", "#c1d1fa", "#626a38")
+
+# Of an axis: from which length on, divisor, label. Hours and minutes only from three of them on.
+_UNITS: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
+    "tokens": (
+        (1e9, 1e9, "training tokens (billions)"),
+        (1e6, 1e6, "training tokens (millions)"),
+        (1e3, 1e3, "training tokens (thousands)"),
+        (0, 1.0, "training tokens"),
+    ),
+    "flops": (
+        (1e21, 1e21, "training FLOPs (×10²¹)"),
+        (1e18, 1e18, "training FLOPs (×10¹⁸)"),
+        (1e15, 1e15, "training FLOPs (×10¹⁵)"),
+        (1e12, 1e12, "training FLOPs (×10¹²)"),
+        (1e9, 1e9, "training FLOPs (×10⁹)"),
+        (0, 1.0, "training FLOPs"),
+    ),
+    "seconds": (
+        (10800, 3600.0, "training time (hours)"),
+        (180, 60.0, "training time (minutes)"),
+        (0, 1.0, "training time (seconds)"),
+    ),
+}
 
 INK: Final = "#1c1f24"
 MUTED: Final = "#666d78"
@@ -147,6 +172,15 @@ def legend(owner: Axes | Figure, entries: Iterable[tuple[Line2D, str]], **option
     for text, (_, label) in zip(made.get_texts(), pairs, strict=True):
         text.set_parse_math(False)
         text.set_text(shortened(label))
+
+
+def unit(axis: Axis, longest: float) -> tuple[float, str]:
+    """Divisor and label of an axis that reaches `longest`: the largest unit that does not make it a fraction.
+
+    >>> unit("tokens", 2_500_000), unit("seconds", 100)
+    ((1000000.0, 'training tokens (millions)'), (1.0, 'training time (seconds)'))
+    """
+    return next((size, label) for least, size, label in _UNITS[axis] if longest >= least)
 
 
 def thinned(points: Sequence[Any], limit: int = 200) -> list[Any]:

@@ -114,7 +114,7 @@ def percent(value: float | None) -> str:
     """
     if value is None or not is_number(value):
         return MISSING
-    text = f"{100 * value:+.2f}\u00a0%".replace("-", MINUS)
+    text = f"{100 * value:+.2f} %".replace("-", MINUS)
     return text[1:] if float(f"{100 * value:.2f}") == 0 else text
 
 
@@ -127,7 +127,7 @@ def probability(value: float | None) -> str:
     if value is None or not is_number(value):
         return MISSING
     if value < 0.001:
-        return "<\u00a00.001"
+        return "< 0.001"
     return "1" if value >= 0.9995 else f"{value:.3f}"
 
 
@@ -151,13 +151,13 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not is_number(seconds):
         return MISSING
     if seconds < 100:
-        return f"{seconds:.1f}\u00a0s" if seconds < 10 else f"{seconds:.0f}\u00a0s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes}\u00a0min" if minutes < 60 else f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def memory(num_bytes: int | None) -> str:
     """Bytes in MiB, or GiB from 10 GiB on."""
     if num_bytes is None or not is_number(num_bytes):
         return MISSING
-    return f"{num_bytes / 2**20:,.0f}\u00a0MiB" if num_bytes < 10 * 2**30 else f"{num_bytes / 2**30:,.1f}\u00a0GiB"
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 10 * 2**30 else f"{num_bytes / 2**30:,.1f} GiB"

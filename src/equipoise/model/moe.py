@@ -1,6 +1,6 @@
 """Mixture of experts as three contracts: router, stack of experts, and losses that are pure functions of the routing.
 
-Not for: adding router losses to an objective (`train` does, and nothing else), diagnostics (`routing`).
+Not for: adding router losses to an objective (`step` does, and nothing else), diagnostics (`routing`).
 
 Shapes: T tokens, D d_model, F expert width, E experts, K experts per token, G groups of the balance loss, L layers.
 """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.figures import text
-from equipoise.report import statements, tables, verdicts
+from equipoise.report import details, statements, tables, verdicts
 from equipoise.report.page import normalised
 
 
@@ -29,10 +29,10 @@ def render_markdown(results: Mapping[str, Any]) -> str:
     parts += [_table(tables.arms_table(results)), _table(tables.results_table(results))]
     if results["gaps"]:
         parts.append(_table(tables.gaps_table(results)))
-    parts.append(_table(tables.runs_table(results)))
+    parts.append(_table(details.runs_table(results)))
     finals = [row for row in results["routing"] if row["final"]]
     if finals:
-        parts.append(_table(tables.routing_table(results, finals)))
+        parts.append(_table(details.routing_table(results, finals)))
     parts += ["## Scope", *(f"- **{escaped(topic)}.** {escaped(said)}" for topic, said in statements.scope(results))]
     parts += [f"- {escaped(said)}" for said in results["scope"]]
     parts += [

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from equipoise import figures
 from equipoise.figures import style, text
-from equipoise.report import statements, tables, verdicts
+from equipoise.report import details, statements, tables, verdicts
 from equipoise.report.svg import inline
 
 _AXES: Final[tuple[tuple[figures.Axis, str], ...]] = (
@@ -69,11 +69,11 @@ def render_html(results: Mapping[str, Any]) -> str:
         signs=verdicts.SIGNS,
         cards=[(card, _effect_figure(results, card, index)) for index, card in enumerate(verdicts.cards(results))],
         arms=tables.arms_table(results),
-        components=tables.components_table(results),
+        components=details.components_table(results),
         outcome=tables.results_table(results),
         gaps=tables.gaps_table(results) if results["gaps"] else None,
         gaps_figure=_gaps_figure(results),
-        runs=tables.runs_table(results),
+        runs=details.runs_table(results),
         curves=_curve_panes(results),
         routing=_routing_panes(results),
         samples=_sample_panes(results),
@@ -117,10 +117,8 @@ def _gaps_figure(results: Mapping[str, Any]) -> Markup | None:
     rows = [row for row in results["gaps"] if row["metric"] == metric and text.is_number(row["mean"])]
     if not rows:
         return None
-    labels = [
-        f"{text.shortened(row['left'], 26)} \u2212 {text.shortened(row['right'], 26)}, {text.short(row['budget'])} tokens"
-        for row in rows
-    ]
+    pairs = [f"{text.shortened(row['left'], 26)} \u2212 {text.shortened(row['right'], 26)}" for row in rows]
+    labels = [f"{pair}, {text.short(row['budget'])} tokens" for pair, row in zip(pairs, rows, strict=True)]
     figure = figures.effects(results, rows, labels=labels, width=500)
     return inline(figure, "gaps", f"Paired gaps in {tables.metric_name(results, metric)}, with 95 % intervals")
 
@@ -170,7 +168,7 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
                     ),
                 )
             label = f"{text.short(row['budget'])} · seed {row['seed']}"
-            final = tables.routing_table(results, [row], one_run=True) if row["final"] else None
+            final = details.routing_table(results, [row], one_run=True) if row["final"] else None
             panes.append(Pane(label=label, figures=drawn, table=final))
         if panes:
             found.append((arm["name"], tables.arm_index(results, arm["name"]), panes))

@@ -91,7 +91,8 @@ def _scale(results: Mapping[str, Any]) -> str:
 def _seeds(results: Mapping[str, Any]) -> str:
     n = len(results["seeds"])
     if n < 3:
-        return f"{n} {'seed' if n == 1 else 'seeds'} per arm and budget: too few to support anything; every verdict is inconclusive."
+        count = "1 seed" if n == 1 else f"{n} seeds"
+        return f"{count} per arm and budget: too few to support anything; every verdict is inconclusive."
     metric = main_metric(results)
     floors = [
         row["noise_floor"] for row in results["gaps"] if row["metric"] == metric and text.is_number(row["noise_floor"])
@@ -105,18 +106,14 @@ def _seeds(results: Mapping[str, Any]) -> str:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """A nest of mappings as (path in words, value) pairs; a list of mappings is a pair each."""
     pairs: list[tuple[str, str]] = []
     for key, item in value.items():
         name = f"{prefix}{str(key).replace('_', ' ')}"
         if isinstance(item, dict):
             pairs += _flat(item, f"{name}: ")
-        elif isinstance(item, list) and any(isinstance(part, dict) for part in item):
-            pairs += [
-                (name, ", ".join(f"{k}: {v}" for k, v in _flat(part)))
-                if isinstance(part, dict)
-                else (name, _value(part))
-                for part in item
-            ]
+        elif isinstance(item, list) and item and all(isinstance(part, dict) for part in item):
+            pairs += [(name, ", ".join(f"{inner} {said}" for inner, said in _flat(part))) for part in item]
         else:
             pairs.append((name, _value(item)))
     return pairs

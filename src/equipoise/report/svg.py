@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from equipoise.figures import style
+from equipoise.figures.text import visible
 
 _COLOURS: Final = {value: f"var(--{name})" for name, value in style.theme(dark=False).items()}
 _DROPPED: Final = {"metadata", "style"}
@@ -35,7 +36,7 @@ def inline(figure: Figure, name: str, label: str) -> Markup:
     width = float(view.split()[2])
     inner = "".join(_element(child, name, used) for child in root)
     return Markup('<svg viewBox="{}" width="{}" role="img" aria-label="{}">{}</svg>').format(
-        view, f"{width:g}", label, Markup(inner)
+        view, f"{width:g}", visible(label), Markup(inner)
     )
 
 
@@ -44,7 +45,7 @@ def _element(element: ElementTree.Element, name: str, used: set[str]) -> str:
     if tag in _DROPPED:
         return ""
     attributes = _attributes(element, name, used)
-    inner = escape(element.text or "") if tag in ("text", "tspan") else ""
+    inner = str(escape(element.text or "")) if tag in ("text", "tspan") else ""
     inner += "".join(_element(child, name, used) for child in element)
     if not inner and tag in ("g", "defs", "text"):
         return ""

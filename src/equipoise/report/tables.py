@@ -5,7 +5,7 @@ Not for: any number that is not in the results; nothing is computed here but dif
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,8 +36,6 @@ _WIDTHS: Final = {
     "top_k": "chosen per token (top_k)",
     "d_expert": "d_expert",
 }
-
-_COMPONENTS: Final = ("embedding", "head", "attention", "norms", "ffn", "router", "experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,7 @@ def arms_table(results: Mapping[str, Any]) -> Table:
         rows.append(("matched to", [f"{m['to']}, on {m['on']}" if m else "–" for m in matches]))
         rows.append(("solved width", [m["adjust"] if m else "–" for m in matches]))
         rows.append(("reached", [text.whole(m["quantity"]) if m else "–" for m in matches]))
-        rows.append(("aimed at", [text.whole(m["reference"]) if m else "–" for m in matches]))
+        rows.append(("target", [text.whole(m["reference"]) if m else "–" for m in matches]))
         rows.append(("residual", [_residual(m) if m else "–" for m in matches]))
     if any(arm["shared_init"] for arm in arms):
         rows.append(("initial tensors shared", [_shared(arm) for arm in arms]))
@@ -131,31 +129,15 @@ def arms_table(results: Mapping[str, Any]) -> Table:
         (Cell(text=label, head=True), *(Cell(text=value, number=True) for value in values)) for label, values in rows
     )
     notes = (
-        "Active: used by one token's forward pass; embeddings, head, attention, norms and routers count in full, experts "
-        "top_k of num_experts. FLOPs: training, 3 × forward, attention in full. Residual: reached ÷ aimed at − 1.",
+        "Active: used by one token's forward pass; embeddings, head, attention, norms and routers count in full, "
+        "experts top_k of num_experts. FLOPs: training, 3 × forward, attention in full. Residual: reached ÷ target "
+        "− 1.",
     )
     return Table(title="Widths, parameters, cost and matching of each arm", header=header, rows=body, notes=notes)
 
 
-def components_table(results: Mapping[str, Any]) -> Table:
-    """Parameters by component, an arm a column."""
-    arms = results["arms"]
-    names = {name for arm in arms for name in arm["by_component"]}
-    ordered = [name for name in _COMPONENTS if name in names] + sorted(names - set(_COMPONENTS))
-    rows = [(name, [arm["by_component"].get(name, 0) for arm in arms]) for name in ordered]
-    rows.append(("total", [arm["params"]["total"] for arm in arms]))
-    return Table(
-        title="Parameters by component",
-        header=(Cell(text=""), *(Cell(text=arm["name"], number=True, arm=index) for index, arm in enumerate(arms))),
-        rows=tuple(
-            (Cell(text=name, head=True), *(Cell(text=text.whole(value), number=True) for value in values))
-            for name, values in rows
-        ),
-    )
-
-
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Mean ± sd over seeds, arm × budget, in the published form; lost runs named, collapsed arms marked at each number."""
+    """Arm × budget in the published form: mean ± sd over seeds, lost runs named, collapsed arms marked at all."""
     entries = {(row["arm"], row["budget"], row["metric"]): row for row in results["table"]}
     rows = []
     for budget in results["budgets"]:
@@ -186,8 +168,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
     labels = ("budget", "arm", *METRICS.values(), "seeds", "lost, diverged, collapsed")
     header = tuple(Cell(text=label, number=label in ("budget", "seeds", *METRICS.values())) for label in labels)
     notes = [
-        f"Mean ± sd (n − 1) over seeds, on the {results['split']} split. Losses in nats per token: at the end of training, "
-        "and at the step where the curve is lowest. Bits per byte of raw text, at the end.",
+        f"Mean ± sd (n − 1) over seeds, on the {results['split']} split. Losses in nats per token: at the end of "
+        "training, and at the step where the curve is lowest. Bits per byte of raw text, at the end.",
         _budget_note(results),
     ]
     if any(row["lost"] or row["diverged"] for row in results["table"]):
@@ -224,90 +206,12 @@ def gaps_table(results: Mapping[str, Any]) -> Table:
     labels = ("contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "n", "lower")
     header = tuple(Cell(text=label, number=label in labels[3:7] or label == "budget") for label in labels)
     notes = (
-        "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the initial "
-        "values of equally shaped tensors. Intervals are unadjusted 95 % t intervals. Noise floor: the smallest mean gap "
-        f"that this spread and this many seeds could support in a one-sided test at α = {results['alpha']:g}.",
+        "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the "
+        "initial values of equally shaped tensors. Intervals are unadjusted 95 % t intervals. Noise floor: the "
+        "smallest mean gap that this spread and this many seeds could support in a one-sided test at "
+        f"α = {results['alpha']:g}.",
     )
     return Table(title="Paired gaps, left − right", header=header, rows=tuple(rows), notes=notes, grouped=True)
-
-
-def runs_table(results: Mapping[str, Any]) -> Table:
-    """Every run with its own numbers."""
-    rows = []
-    for run in results["runs"]:
-        marks = ("collapsed",) if run["collapsed"] else ()
-        losses = (run["val_loss"], run["best_val_loss"], run["val_bpb"])
-        rows.append(
-            (
-                Cell(text=run["arm"], head=True, arm=arm_index(results, run["arm"])),
-                Cell(text=text.short(run["budget"]), number=True),
-                Cell(text=str(run["seed"]), number=True),
-                Cell(text=f"{run['status']}: {run['message']}" if run["message"] else run["status"]),
-                *(
-                    Cell(text=text.loss(value), number=True, marks=marks if value is not None else ())
-                    for value in losses
-                ),
-                Cell(text=text.whole(run["best_step"]), number=True),
-                Cell(text=text.whole(run["num_spikes"]), number=True),
-                Cell(text=text.whole(run["tokens"]), number=True),
-                Cell(text=text.scientific(run["train_flops"]), number=True),
-                Cell(text=text.duration(run["train_s"]), number=True),
-                Cell(text=text.whole(run["tokens_per_s"]), number=True),
-                Cell(text=text.memory(run["peak_memory_bytes"]), number=True),
-            )
-        )
-    labels = ("arm", "budget", "seed", "status", *METRICS.values(), "best step", "spikes", "tokens", "training FLOPs")
-    labels += ("training time", "tokens/s", "peak memory")
-    header = tuple(Cell(text=label, number=label not in ("arm", "status")) for label in labels)
-    notes = (
-        "Times are each run's own, on a machine that may have done other work: no ground for a claim about speed.",
-    )
-    return Table(title="Every run", header=header, rows=tuple(rows), notes=notes)
-
-
-def routing_table(results: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], *, one_run: bool = False) -> Table:
-    """Routing of the trained models, layer by layer, over the whole final evaluation; `one_run` leaves out who it is."""
-    rows = []
-    for entry in entries:
-        who = (
-            Cell(text=entry["arm"], head=True, arm=arm_index(results, entry["arm"])),
-            Cell(text=text.short(entry["budget"]), number=True),
-            Cell(text=str(entry["seed"]), number=True),
-        )
-        for layer, row in enumerate(entry["final"]):
-            marks = ("collapsed",) if row["collapsed"] else ()
-            cells = (
-                Cell(text=str(layer), number=True, head=one_run),
-                Cell(text=text.decimal(row["busiest_frac"]), number=True, marks=marks),
-                Cell(text=text.decimal(1 / entry["top_k"]), number=True),
-                Cell(text=text.decimal(row["usage_entropy"]), number=True, marks=marks),
-                Cell(text=text.decimal(row["router_entropy"]), number=True, marks=marks),
-                Cell(text=text.decimal(row["log_z"]), number=True, marks=marks),
-                Cell(text=", ".join(str(expert) for expert in row["dead"]) or "none"),
-            )
-            rows.append(cells if one_run else (*who, *cells))
-    labels: tuple[str, ...] = (
-        "layer",
-        "busiest share",
-        "ceiling 1/K",
-        "usage entropy",
-        "router entropy",
-        "log Z",
-        "dead experts",
-    )
-    labels = labels if one_run else ("arm", "budget", "seed", *labels)
-    header = tuple(Cell(text=label, number=label not in ("arm", "dead experts")) for label in labels)
-    notes = (
-        "Busiest share: of all assignments, what the busiest expert got; no expert can exceed 1/K. Entropies are divided by "
-        "ln E: 1 is even use, or an undecided router. Dead: not one assignment in the whole evaluation. Collapsed: the K "
-        "busiest experts of the layer take at least 90 %.",
-    )
-    return Table(
-        title="Routing at the end of training, over the whole final evaluation",
-        header=header,
-        rows=tuple(rows),
-        notes=notes,
-    )
 
 
 def interval(row: Mapping[str, Any]) -> str:

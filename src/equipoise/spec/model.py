@@ -99,17 +99,18 @@ class MoEFFN:
     """Weight of the router z-loss (ST-MoE, arXiv 2202.08906 eq. 5) in the objective; 0 = off."""
 
     def __post_init__(self) -> None:
+        fits = self.num_experts < 1 or 1 <= self.top_k <= self.num_experts
         no_gradient = self.top_k == 1 and self.num_experts > 1 and self.renormalize
         check(
             self,
             ("num_experts", self.num_experts >= 1, "at least 1"),
-            ("top_k", 1 <= self.top_k <= max(1, self.num_experts), f"1 to num_experts = {self.num_experts}"),
+            ("top_k", fits, f"1 to num_experts = {self.num_experts}"),
             ("z_coef", self.z_coef >= 0, "0 or more"),
             (
                 "renormalize",
                 not no_gradient or self.allow_no_router_gradient,
-                "false beside top_k = 1: a weight divided by itself gives the router no language-model gradient; "
-                "allow_no_router_gradient = true permits it, to study exactly that",
+                "false beside top_k = 1: divided by itself, a weight gives the router no language-model gradient "
+                "(to study that, set allow_no_router_gradient = true)",
             ),
         )
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from equipoise.config import TAG, Table, check, config, load
+from equipoise.config import TAG, Table, check, config, load, read_toml
 from equipoise.errors import ConfigError
 from equipoise.faults import did_you_mean, not_accepted
 from equipoise.spec.data import Corpus, Tokenizer
@@ -186,6 +188,33 @@ class RunConfig:
 def num_steps(budget: int, recipe: Recipe) -> int:
     """Steps of a run of `budget` tokens: nearest whole number, halves up, at least 1."""
     return max(1, (2 * budget + recipe.batch_tokens) // (2 * recipe.batch_tokens))
+
+
+def preset_names() -> list[str]:
+    """Names of the shipped studies, sorted."""
+    files = (resources.files("equipoise") / "presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_study_table(name_or_path: str) -> tuple[Table, str]:
+    """Table and text of a preset, by name, or of a study file, by path (a file named like a preset: `./quick`).
+
+    Raises ConfigError when it is neither, cannot be read, or is not UTF-8 or not TOML.
+    """
+    names = preset_names()
+    try:
+        if name_or_path in names:
+            text = (resources.files("equipoise") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8")
+        else:
+            text = Path(name_or_path).read_bytes().decode("utf-8-sig")  # some editors begin a file with the mark
+    except FileNotFoundError:
+        near = did_you_mean(name_or_path, names)
+        raise ConfigError(f"{name_or_path}: no such study file or preset; presets: {', '.join(names)}{near}") from None
+    except OSError as error:
+        raise ConfigError(f"{name_or_path}: {error.strerror}; expected a study file (.toml) or a preset") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name_or_path}: not UTF-8 at byte {error.start}; expected a study file in UTF-8") from None
+    return read_toml(text, name_or_path), text
 
 
 def parse_study(table: Table) -> StudySpec:

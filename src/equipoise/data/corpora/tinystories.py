@@ -1,0 +1,62 @@
+"""The official TinyStories text files (Eldan and Li, arXiv 2305.07759): stories separated by a line `<|endoftext|>`.
+
+Read line by line, so a file of any size takes the memory of one story. Not for: fetching the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from equipoise.data.corpora.reading import describe, find_files, named_split, read_lines, show
+from equipoise.data.corpora.source import Document, Source, Split, fingerprint
+from equipoise.errors import DataError
+from equipoise.spec.data import TinyStoriesCorpus
+
+SEPARATOR = "<|endoftext|>"
+EXPECTED = "a folder of the official TinyStories .txt files (*train*.txt, *valid*.txt), or one such file"
+
+
+def open_tinystories(spec: TinyStoriesCorpus) -> Source:
+    """The stories of a folder or file; raises DataError when the path is unset or cannot be used."""
+    if spec.path is None:
+        raise DataError(f"corpus.path: not set; expected {EXPECTED}")
+    path = Path(spec.path)
+    found, ignored = find_files(path, (".txt",), EXPECTED)
+    in_folder = path.is_dir()
+    files = tuple(describe(file, name, named_split(name) if in_folder else None) for file, name in found)
+
+    def read() -> Iterator[Document]:
+        for (file, _), source in zip(found, files, strict=True):
+            yield from _read_stories(file, source.split)
+
+    notes = [f"{ignored} files that do not end in .txt were ignored"] if ignored else []
+    return Source(
+        kind=spec.kind,
+        title="TinyStories (Eldan and Li, 2023, arXiv 2305.07759)",
+        licence="CDLA-Sharing-1.0",
+        files=files,
+        fingerprint=fingerprint(spec.kind, files),
+        read=read,
+        notes=tuple(notes),
+    )
+
+
+def _read_stories(file: Path, split: Split | None) -> Iterator[Document]:
+    """Each story without the blank space around it; a file that ends without a separator ends a story.
+
+    Nothing between two separators is no story. A separator inside a line is text.
+    """
+    lines: list[str] = []
+    first = 1
+    number = 0
+    for number, line in enumerate(read_lines(file), start=1):
+        if line.strip() != SEPARATOR:
+            lines.append(line)
+            continue
+        if text := "\n".join(lines).strip():
+            yield Document(text=text, split=split, where=f"{show(file)}:{first}")
+        lines.clear()
+        first = number + 1
+    if text := "\n".join(lines).strip():
+        yield Document(text=text, split=split, where=f"{show(file)}:{first}")

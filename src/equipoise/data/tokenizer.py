@@ -1,0 +1,208 @@
+"""Text to token ids and back: byte-level BPE of any size, or plain bytes, behind one frozen wrapper.
+
+Both kinds are a real file of the `tokenizers` library, so that an exported model carries its tokenizer. End-of-text is
+id 0 and is only ever put between documents by us: text that looks like it stays text. Not for: reading or splitting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from equipoise.errors import DataError
+from equipoise.spec.data import BpeTokenizer, ByteTokenizer
+
+END_OF_TEXT: Final = "<|endoftext|>"
+EOT_ID: Final = 0
+MIN_FREQUENCY: Final = 2
+"""A pair met once is no pattern; the library's own byte-level trainer uses 2 as well."""
+PIECE_CHARS: Final = 8192
+"""Texts are encoded in pieces of about this many characters: measured twice as fast as one call of 5 MB."""
+
+# The library's thread pool dead-locks in a process forked after it was used, and warns on every fork. One thread is
+# within 1.4 times of two on 2 cores, so it is switched off, unless whoever started the process decided otherwise.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTokenizer:
+    """A trained tokenizer."""
+
+    library: LibraryTokenizer
+    """The library's object; treat it as frozen."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of ids that exist; may be below what was asked for."""
+        return self.library.get_vocab_size()
+
+    @property
+    def eot_id(self) -> int:
+        """Id of end-of-text."""
+        return EOT_ID
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without end-of-text; raises DataError for a lone surrogate."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text; as `encode`, faster for many."""
+        pieces: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            cut = split_text(text, PIECE_CHARS)
+            pieces.extend(cut)
+            counts.append(len(cut))
+        try:
+            encodings = self.library.encode_batch_fast(pieces, add_special_tokens=False)
+        except TypeError:
+            raise DataError(_surrogate(texts)) from None
+        ids: list[list[int]] = []
+        position = 0
+        for count in counts:
+            row: list[int] = []
+            for encoding in encodings[position : position + count]:
+                row.extend(encoding.ids)
+            ids.append(row)
+            position += count
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD, end-of-text is shown as `<|endoftext|>`.
+
+        Raises DataError for an id outside the vocabulary.
+        """
+        wrong = [index for index in ids if not 0 <= index < self.vocab_size]
+        if wrong:
+            raise DataError(f"token id {wrong[0]} is not accepted; expected 0 to {self.vocab_size - 1}")
+        return self.library.decode(list(ids), skip_special_tokens=False)
+
+    @cached_property
+    def token_bytes(self) -> NDArray[np.int64]:
+        """[V] bytes of raw text that each id stands for; 0 for end-of-text."""
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for token, index in self.library.get_vocab(with_added_tokens=True).items():
+            # The byte alphabet writes every byte as one character, so parts of a character count exactly.
+            lengths[index] = 0 if index == EOT_ID else len(token)
+        return lengths
+
+    def to_json(self) -> str:
+        """The tokenizer as text of a `tokenizer.json` of the library."""
+        return self.library.to_str(pretty=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of `to_json()`."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def train_tokenizer(spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str]) -> TextTokenizer:
+    """A tokenizer of the wanted kind, its merges learnt from `texts` (not read for plain bytes).
+
+    The result does not depend on the machine; the vocabulary is smaller than asked for when the texts hold too few
+    pairs that occur at least twice.
+    """
+    if isinstance(spec, ByteTokenizer):
+        alphabet = {token: 1 + byte for byte, token in enumerate(_byte_alphabet())}
+        library = _around(BPE(vocab={END_OF_TEXT: EOT_ID, **alphabet}, merges=[]))
+        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        return _frozen(library)
+    library = _around(BPE())
+    trainer = BpeTrainer(
+        vocab_size=spec.vocab_size,
+        min_frequency=MIN_FREQUENCY,
+        show_progress=False,
+        special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
+        initial_alphabet=ByteLevel.alphabet(),
+    )
+    library.train_from_iterator(
+        (piece for text in texts for piece in split_text(text, PIECE_CHARS)), trainer=trainer
+    )
+    return _frozen(library)
+
+
+def load_tokenizer(path: Path) -> TextTokenizer:
+    """A tokenizer from a `tokenizer.json` that this module wrote; raises DataError naming the file."""
+    try:
+        library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise DataError(f"{path}: not a readable tokenizer file ({str(error).splitlines()[0]})") from None
+    if library.token_to_id(END_OF_TEXT) != EOT_ID:
+        raise DataError(f"{path}: not a tokenizer of this project; expected {END_OF_TEXT} with id {EOT_ID}")
+    return _frozen(library)
+
+
+def _around(model: BPE) -> LibraryTokenizer:
+    library = LibraryTokenizer(model)
+    library.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    library.decoder = ByteLevelDecoder()
+    return library
+
+
+def _frozen(library: LibraryTokenizer) -> TextTokenizer:
+    library.encode_special_tokens = True  # not part of the file: `<|endoftext|>` in a text is encoded as text
+    return TextTokenizer(library=library)
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that byte-level BPE writes for each byte: itself where printable, else the next free code point.
+
+    Printable are `!`–`~`, `¡`–`¬` and `®`–`ÿ` (GPT-2's table, Radford et al. 2019).
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte if byte in printable else 256 + others.index(byte)) for byte in range(256)]
+
+
+def split_text(text: str, size: int) -> list[str]:
+    """`text` in pieces of `size` characters or a little more, cut where no token can lie across.
+
+    A piece begins at a blank or line end after something that is no white space. The pre-tokenizer's pattern has
+    white space only at the start of a match that goes on with anything else, so a match ends at every such place, and
+    none of its look-aheads passes over it: encoding the pieces gives the tokens of the whole (tested). A run without
+    such a place stays whole.
+    """
+    if len(text) <= size:
+        return [text]
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > size:
+        cut = _boundary(text, start + size)
+        if cut < 0:
+            break
+        pieces.append(text[start:cut])
+        start = cut
+    pieces.append(text[start:])
+    return pieces
+
+
+def _boundary(text: str, at: int) -> int:
+    """The first place from `at` on where a piece may begin, or −1."""
+    for position in range(at, len(text)):
+        if text[position] in " \n" and not text[position - 1].isspace():
+            return position
+    return -1
+
+
+def _surrogate(texts: Sequence[str]) -> str:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            return f"text holds a lone surrogate U+{code:04X} at character {error.start}; expected Unicode text"
+    return "text cannot be encoded; expected Unicode text"
