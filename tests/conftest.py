@@ -107,7 +107,7 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_cache: Path) -> Any:
     """The tiny study, its data set, its resolved arms and its runs."""
-    from equipoise.data.dataset import prepare
+    from equipoise.data.prepare import prepare
 
     from equipoise.config import read_toml
     from equipoise.matching import resolve_arms

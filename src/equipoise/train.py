@@ -31,8 +31,8 @@ from equipoise.checkpoint import (
     save_checkpoint,
 )
 from equipoise.config import digest, dump
-from equipoise.data.dataset import Dataset, check_windows
-from equipoise.data.packing import EvalWindows, batch, epochs, eval_windows
+from equipoise.data.dataset import Dataset
+from equipoise.data.packing import EvalWindows, batch, check_windows, epochs, eval_windows
 from equipoise.device import Compute, choose_compute, environment, peak_memory_bytes
 from equipoise.errors import DivergedError, IntegrityError, Interrupted
 from equipoise.files import write_json

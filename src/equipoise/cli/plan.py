@@ -63,7 +63,8 @@ def plan(
 
 def data_facts(spec: StudySpec, cache: Path) -> Any:
     """Vocabulary and training tokens as far as they are known without writing anything."""
-    from equipoise.data.dataset import cached, estimate
+    from equipoise.data.dataset import cached
+    from equipoise.data.prepare import estimate
     from equipoise.spec.data import requested_vocab_size
     from equipoise.study import DataFacts
 

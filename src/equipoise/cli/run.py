@@ -103,8 +103,8 @@ def _exit_code(results: dict[str, Any], codes: Sequence[int] | Any) -> int:
 
 def prepare_study(spec: StudySpec, destination: Path | None, cache: Path, quiet: bool, stop: Any) -> Prepared:
     """Prepare the corpus (once), resolve the arms with the real vocabulary, lock the design."""
-    from equipoise.data.dataset import check_windows, prepare
-    from equipoise.data.packing import epochs
+    from equipoise.data.prepare import prepare
+    from equipoise.data.packing import check_windows, epochs
     from equipoise.matching import resolve_arms
     from equipoise.spec.data import requested_vocab_size
     from equipoise.spec.study import num_steps

@@ -83,7 +83,7 @@ def _find(
 ) -> tuple[Any, Path, Any]:
     """The run, its directory and its data set: from a run directory, or from a study, prepared and locked first."""
     from equipoise.cli.run import prepare_study
-    from equipoise.data.dataset import find_dataset, open_dataset
+    from equipoise.data.dataset import open_dataset
     from equipoise.record import read_config
 
     directory = Path(target)
@@ -91,7 +91,7 @@ def _find(
         run = read_config(directory)
         if run is None:
             raise IntegrityError(f"{directory}: no config.json there")
-        found = open_dataset(data) if data else find_dataset(cache or default_cache(), run.data)
+        found = open_dataset(data) if data else _cached(cache or default_cache(), run.data)
         if found is None:
             raise DataError(
                 f"{directory}: its data set {run.data[:12]}… is not in {cache or default_cache()}; "
@@ -109,3 +109,14 @@ def _find(
     wanted = (arm, seed, budget or max(spec.budgets))
     run = next(run for run in study.runs if (run.arm, run.seed, run.budget) == wanted)
     return run, study.directory / run.folder, study.dataset
+
+
+def _cached(cache: Path, digest: str) -> Any:
+    """The data set with this content digest, None when the cache does not hold it."""
+    from equipoise.data.dataset import open_dataset
+    from equipoise.files import read_json
+
+    for path in sorted(cache.glob("*/dataset.json")):
+        if read_json(path).get("digest") == digest:
+            return open_dataset(path.parent)
+    return None

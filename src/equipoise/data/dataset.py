@@ -1,46 +1,31 @@
-"""A corpus made ready for training, once: split, tokenised, written under a content-addressed cache, and opened again.
+"""A corpus made ready for training: what lies in a data set's directory, and how it is opened and looked up.
 
 `<cache>/<key>/` holds `train.tokens`, `selection.tokens`, `validation.tokens`, `tokenizer.json`, for a grammar
 `<split>.log_probs.npy`, and `dataset.json`, which says what all of it is. The key is a hash of the corpus' contents
-and of the tokenizer asked for, so nothing is tokenised twice. The directory is built aside and renamed when complete,
-under a lock, so two processes preparing at once do no harm. Not for: windows and batches (`packing`).
+and of the tokenizer asked for, so nothing is tokenised twice. Not for: making one (`prepare`), or windows and batches
+(`packing`).
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import math
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from equipoise.config import canonical, digest, dump
-from equipoise.data.corpora import SPLITS, Document, Source, Split, open_corpus
-from equipoise.data.splits import TRAIN, Assignment, assign
-from equipoise.data.tokenfile import TokenHeader, map_tokens, read_header, write_tokens
-from equipoise.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
-from equipoise.errors import DataError, Interrupted, ResourceError
-from equipoise.spec.data import Corpus, GrammarCorpus, Tokenizer, requested_vocab_size
+from equipoise.config import digest, dump
+from equipoise.data.corpora import SPLITS, Source, Split, open_corpus
+from equipoise.data.tokenfile import map_tokens, read_header
+from equipoise.data.tokenizer import TextTokenizer, load_tokenizer
+from equipoise.errors import DataError
+from equipoise.spec.data import Corpus, Tokenizer
 
-FORMAT: Final = 1
-"""Part of the cache key: raised whenever the same corpus and tokenizer would be written otherwise."""
-BATCH_CHARS: Final = 1 << 20
-"""Characters encoded in one call; with one document on top it bounds the memory of preparing."""
-SAMPLE_CHARS: Final = 1 << 20
-"""What `estimate` reads: bytes per token settle within about 1 % well before."""
-PROGRESS_S: Final = 5.0
+SCHEMA_VERSION: Final = 1
+"""Of `dataset.json`, and part of the cache key: raised whenever the same corpus would be written otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +39,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over token ids, their splits and the tokenizer: equal content, equal digest, on every machine."""
+        """SHA-256 (hex) over the ids of every split and the tokenizer: equal content, equal digest, everywhere."""
         return str(self.info["digest"])
 
     @property
@@ -64,7 +49,7 @@ class Dataset:
 
     @property
     def eot_id(self) -> int:
-        """Id of end-of-text; it stands after every document."""
+        """Id of end-of-text; one stands after every document, and nowhere else."""
         return int(self.info["eot_id"])
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger]:
@@ -77,43 +62,94 @@ class Dataset:
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64]:
-        """[V] bytes of raw text of each id; 0 for end-of-text."""
+        """[V] bytes of raw text that each id stands for; 0 for end-of-text."""
         return self.tokenizer().token_bytes
 
     def floor_log_probs(self, split: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Per document of a split ln p(text) and ln p(end | text), or None when no grammar wrote it."""
-        path = self.directory / f"{split}.log_probs.npy"
+        """Per document of a split ln p(text) and ln p(end | text); None unless a grammar wrote the corpus."""
+        path = log_probs_path(self.directory, split)
         if not path.exists():
             return None
         both = np.load(path, allow_pickle=False)
         return both[0], both[1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What `plan` can say of a corpus that was not prepared yet."""
-
-    train_tokens: int
-    """Training tokens, from the tokens per byte of a sample and the size of the files."""
-    vocab_size: int
-    """V: what the sample reached when it was the whole corpus, else what was asked for."""
+def log_probs_path(directory: Path, split: Split) -> Path:
+    """The file of a grammar's log-probabilities, float64 [2, documents]."""
+    return directory / f"{split}.log_probs.npy"
 
 
 def dataset_key(source: Source, tokenizer: Tokenizer) -> str:
     """Name of the cache entry: SHA-256 (hex) of the corpus' fingerprint, the tokenizer asked for and the format."""
-    return digest({"format": FORMAT, "corpus": source.fingerprint, "tokenizer": dump(tokenizer)})
+    return digest({"schema": SCHEMA_VERSION, "corpus": source.fingerprint, "tokenizer": dump(tokenizer)})
+
+
+def content_digest(sha256_of_ids: dict[str, str], vocab_size: int, tokenizer: str) -> str:
+    """The digest of a data set: over the hashes of the ids of each split, the vocabulary and the tokenizer."""
+    return digest({"ids": sha256_of_ids, "vocab_size": vocab_size, "tokenizer": tokenizer})
 
 
 def cached(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Dataset | None:
     """The prepared data set if it is in the cache, else None. Never writes; raises DataError for an unusable corpus."""
-    return _existing(cache / dataset_key(open_corpus(corpus), tokenizer))
+    return usable(cache / dataset_key(open_corpus(corpus), tokenizer))
 
 
-def _existing(directory: Path) -> Dataset | None:
-    """The data set there if it can be opened; one that cannot is as good as none, because it can be made again."""
+def usable(directory: Path) -> Dataset | None:
+    """The data set there, or None if there is none that opens: one that does not can be made again."""
     if not directory.is_dir():
         return None
     try:
         return open_dataset(directory)
     except DataError:
         return None
+
+
+def open_dataset(directory: Path) -> Dataset:
+    """Open a prepared data set, checking that its files belong together; raises DataError naming the file."""
+    path = directory / "dataset.json"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a prepared data set") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON ({error}); delete the directory to prepare it again") from None
+    if not isinstance(info, dict) or info.get("schema_version") != SCHEMA_VERSION:
+        found = info.get("schema_version") if isinstance(info, dict) else None
+        raise DataError(f"{path}: schema_version {found}; expected {SCHEMA_VERSION}")
+    try:
+        _check_files(directory, info)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: field {error} is missing or of the wrong kind; delete the directory to prepare it again") from None
+    return Dataset(directory=directory, info=info)
+
+
+def _check_files(directory: Path, info: dict[str, Any]) -> None:
+    """Compare every file with `dataset.json`; the ids themselves were checked when they were written."""
+    tokenizer_path = directory / "tokenizer.json"
+    tokenizer = load_tokenizer(tokenizer_path)
+    if tokenizer.digest != info["tokenizer"]["digest"]:
+        raise DataError(f"{tokenizer_path}: SHA-256 {tokenizer.digest}; expected {info['tokenizer']['digest']}")
+    for split in SPLITS:
+        path = directory / f"{split}.tokens"
+        header, said = read_header(path), info["splits"][split]
+        for name, found, expected in (
+            ("vocabulary", header.vocab_size, info["vocab_size"]),
+            ("tokenizer", header.tokenizer, info["tokenizer"]["digest"]),
+            ("corpus", header.corpus, info["corpus"]),
+            ("number of ids", header.count, said["tokens"]),
+            ("number of documents", header.num_documents, said["documents"]),
+            ("bytes of text", header.num_bytes, said["bytes"]),
+        ):
+            if found != expected:
+                raise DataError(f"{path}: {name} {found}; expected {expected} as dataset.json says")
+        if info["kind"] == "grammar":
+            _check_log_probs(log_probs_path(directory, split), header.num_documents)
+
+
+def _check_log_probs(path: Path, num_documents: int) -> None:
+    try:
+        shape = np.load(path, allow_pickle=False).shape
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); expected a NumPy file") from None
+    if shape != (2, num_documents):
+        raise DataError(f"{path}: shape {shape}; expected (2, {num_documents})")

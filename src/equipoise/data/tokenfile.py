@@ -6,9 +6,10 @@ which ids (`tokenizer`), which split or where the file lies (`dataset`).
 
 from __future__ import annotations
 
+import hashlib
+import os
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -55,37 +56,51 @@ def dtype_for(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     raise DataError(f"vocabulary of {vocab_size} is not accepted; token files hold at most {1 << 32}")
 
 
-def write_tokens(path: Path, chunks: Iterable[tuple[NDArray[np.int64], int, int]], header: TokenHeader) -> TokenHeader:
-    """Write ids as they come; `chunks` gives (ids, documents, bytes of raw text). Returns the header with true counts.
+class TokenWriter:
+    """Writes a token file as ids come; the header is completed by `close` (mutable: it is a file being written)."""
 
-    `header` supplies vocabulary, tokenizer and corpus; its counts are ignored. Every id is compared with the
-    vocabulary before it is narrowed, because NumPy wraps what does not fit without a word; raises DataError then.
-    """
-    dtype = dtype_for(header.vocab_size)
-    count = documents = raw = 0
-    with path.open("wb") as stream:
-        stream.write(bytes(HEADER_BYTES))
-        for ids, num_documents, num_bytes in chunks:
-            if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < header.vocab_size):
-                raise DataError(
-                    f"{path.name}: token ids {int(ids.min())} to {int(ids.max())} met; "
-                    f"expected 0 to {header.vocab_size - 1}"
-                )
-            stream.write(ids.astype(dtype).tobytes())
-            count += ids.size
-            documents += num_documents
-            raw += num_bytes
-        written = TokenHeader(
-            vocab_size=header.vocab_size,
-            count=count,
-            num_documents=documents,
-            num_bytes=raw,
-            tokenizer=header.tokenizer,
-            corpus=header.corpus,
+    def __init__(self, path: Path, vocab_size: int, tokenizer: str, corpus: str) -> None:
+        self._path = path
+        self._dtype = dtype_for(vocab_size)
+        self._header = TokenHeader(
+            vocab_size=vocab_size, count=0, num_documents=0, num_bytes=0, tokenizer=tokenizer, corpus=corpus
         )
-        stream.seek(0)
-        stream.write(_pack(written))
-    return written
+        self._sha256 = hashlib.sha256()
+        self._stream = path.open("wb")
+        self._stream.write(bytes(HEADER_BYTES))
+
+    def add(self, ids: NDArray[np.integer], num_documents: int, num_bytes: int) -> None:
+        """Append ids that end `num_documents` documents of `num_bytes` raw text.
+
+        Every id is compared with the vocabulary before it is narrowed, because NumPy wraps what does not fit without a
+        word; raises DataError then.
+        """
+        header = self._header
+        if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < header.vocab_size):
+            low, high = int(ids.min()), int(ids.max())
+            raise DataError(f"{self._path}: token ids {low} to {high} met; expected 0 to {header.vocab_size - 1}")
+        data = ids.astype(self._dtype).tobytes()
+        self._stream.write(data)
+        self._sha256.update(data)
+        self._header = replace(
+            header,
+            count=header.count + ids.size,
+            num_documents=header.num_documents + num_documents,
+            num_bytes=header.num_bytes + num_bytes,
+        )
+
+    def close(self) -> tuple[TokenHeader, str]:
+        """Complete the file and put it on disk; its header, and the SHA-256 (hex) of its ids as stored."""
+        self._stream.seek(0)
+        self._stream.write(_pack(self._header))
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        return self._header, self._sha256.hexdigest()
+
+    def abandon(self) -> None:
+        """Let go of the file without completing it; harmless after `close`."""
+        self._stream.close()
 
 
 def _pack(header: TokenHeader) -> bytes:
