@@ -77,7 +77,10 @@ def main() -> None:
         }  # fmt: skip
         moe = MoEFFN(num_experts=4, top_k=2, d_expert=d_expert, z_coef=0.001)
         pairs = {
-            "dense": (DenseFFN(d_ff=2 * d_expert), LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=2 * d_expert))),
+            "dense": (
+                DenseFFN(d_ff=2 * d_expert),
+                LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=2 * d_expert)),
+            ),
             "moe": (
                 moe,
                 MixtralForCausalLM(

@@ -107,9 +107,8 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_cache: Path) -> Any:
     """The tiny study, its data set, its resolved arms and its runs."""
-    from equipoise.data.prepare import prepare
-
     from equipoise.config import read_toml
+    from equipoise.data.prepare import prepare
     from equipoise.matching import resolve_arms
     from equipoise.spec.study import parse_study
     from equipoise.study import expand

@@ -106,7 +106,7 @@ def test_an_altered_or_absent_lock_is_refused(tiny: Any, tmp_path: Path) -> None
 def test_the_corpus_may_move_but_its_content_is_locked(tiny: Any, tmp_path: Path, tiny_toml: str) -> None:
     lock(tmp_path, tiny, tiny.spec)
     begin(tmp_path, tiny.runs[0])
-    other = dataclasses.replace(tiny.dataset, digest="0" * 64)
+    other = dataclasses.replace(tiny.dataset, info={**tiny.dataset.info, "digest": "0" * 64})
     with pytest.raises(ConfigError, match="the data changed"):
         lock_study(tmp_path, tiny.spec, tiny.arms, other)
 

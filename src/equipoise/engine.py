@@ -124,9 +124,8 @@ def run_local(
             child.kill()
             child.wait()
     if stop.number:
-        raise Interrupted(
-            f"stopped; {len(waiting) + len(running)} run(s) not finished, run again to go on", stop.number
-        )
+        unfinished = len(tasks) - sum(code == 0 for code in codes.values())
+        raise Interrupted(f"stopped; {unfinished} run(s) not finished, run again to go on", stop.number)
     return codes
 
 

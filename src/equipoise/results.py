@@ -276,6 +276,6 @@ def _provenance(directory: Path, lock: Lock, records: Iterable[RunRecord]) -> di
         "lock_digest": lock.digest(),
         "data_digest": lock.data,
         "environments": environments,
-        "commands": ["equipoise run STUDY.toml", "equipoise report DIR"],
+        "commands": [lock.command] if lock.command else [],
         "study": dump(lock.study),
     }

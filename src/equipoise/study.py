@@ -50,6 +50,8 @@ class Lock:
     """What the data set says of itself (title, licence, splits, duplicates)."""
     created: str
     """When, UTC."""
+    command: str
+    """The command line that declared it; not part of the digest."""
     amendments: tuple[dict[str, Any], ...]
     """What was added later: `date`, `added` (names per kind), `after_first_run`."""
 
@@ -202,6 +204,7 @@ def read_lock(directory: Path) -> Lock:
             data=stored["data"],
             dataset=stored["dataset"],
             created=stored["created"],
+            command=stored["command"],
             amendments=tuple(stored["amendments"]),
         )
     except (KeyError, TypeError, ConfigError) as error:
@@ -213,7 +216,9 @@ def read_lock(directory: Path) -> Lock:
     return lock
 
 
-def lock_study(directory: Path, spec: StudySpec, arms: Mapping[str, ResolvedArm], dataset: Dataset) -> Lock:
+def lock_study(
+    directory: Path, spec: StudySpec, arms: Mapping[str, ResolvedArm], dataset: Dataset, command: str = ""
+) -> Lock:
     """Lock the study, or hold it to the lock that is there: additions become a dated amendment, changes are refused.
 
     As long as no run has begun, everything may still change. Raises ConfigError naming every field that was changed
@@ -225,6 +230,7 @@ def lock_study(directory: Path, spec: StudySpec, arms: Mapping[str, ResolvedArm]
         data=dataset.digest,
         dataset=dataset.info,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
         amendments=(),
     )
     path = directory / "lock.json"
@@ -254,6 +260,7 @@ def lock_study(directory: Path, spec: StudySpec, arms: Mapping[str, ResolvedArm]
             data=old.data,
             dataset=old.dataset,
             created=old.created,
+            command=command if added else old.command,
             amendments=amendments,
         ),
     )
@@ -266,6 +273,7 @@ def _write_lock(path: Path, lock: Lock) -> Lock:
             "schema_version": SCHEMA_VERSION,
             "digest": lock.digest(),
             "created": lock.created,
+            "command": lock.command,
             "data": lock.data,
             "amendments": list(lock.amendments),
             "study": lock.study,

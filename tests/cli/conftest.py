@@ -27,8 +27,15 @@ def equipoise(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> Cal
         }
         return subprocess.run(
             [sys.executable, "-m", "equipoise", *arguments],
-            cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=240, check=False, **options,
-        )  # fmt: skip
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=240,
+            check=False,
+            **options,
+        )
 
     return call
 

@@ -53,9 +53,8 @@ class Progress:
                 self.rows[name] = (event.task.run, event.row)
         elif event.kind == "finished":
             self.rows.pop(name, None)
-            self.done += 1
-            how = "complete" if event.exit_code == 0 else f"exit code {event.exit_code}, see {event.task.log}"
-            self._line(f"[{self.done}/{self.total}] {name}: {how}")
+            self.done += event.exit_code == 0
+            self._line(f"[{self.done}/{self.total}] {name}: {_end(event)}")
         if self.live:
             self.live.update(self._table())
         elif event.kind == "progress" and time.monotonic() - self.last_plain >= PLAIN_EVERY_S:
@@ -76,6 +75,15 @@ class Progress:
         for name, (run, row) in sorted(self.rows.items()):
             table.add_row(Text(name), Text(_state(run, row)))
         return table
+
+
+def _end(event: Event) -> str:
+    """How a run ended, for people."""
+    if event.exit_code == 0:
+        return "complete"
+    if event.exit_code in (130, 143):
+        return "saved and stopped"
+    return f"exit code {event.exit_code}, see {event.task.log}"
 
 
 def _state(run: RunConfig, row: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -103,8 +105,8 @@ def _exit_code(results: dict[str, Any], codes: Sequence[int] | Any) -> int:
 
 def prepare_study(spec: StudySpec, destination: Path | None, cache: Path, quiet: bool, stop: Any) -> Prepared:
     """Prepare the corpus (once), resolve the arms with the real vocabulary, lock the design."""
-    from equipoise.data.prepare import prepare
     from equipoise.data.packing import check_windows, epochs
+    from equipoise.data.prepare import prepare
     from equipoise.matching import resolve_arms
     from equipoise.spec.data import requested_vocab_size
     from equipoise.spec.study import num_steps
@@ -132,5 +134,5 @@ def prepare_study(spec: StudySpec, destination: Path | None, cache: Path, quiet:
         passes = epochs(tokens, len(dataset.tokens("train")), spec.recipe.seq_len)
         if passes > 4:
             say(f"warning: budget {budget:,} repeats the training data {passes:.1f} times", quiet)
-    lock_study(directory, spec, arms, dataset)
+    lock_study(directory, spec, arms, dataset, shlex.join(["equipoise", *sys.argv[1:]]))
     return Prepared(directory=directory, dataset=dataset, runs=expand(spec, arms, dataset.digest))

@@ -8,7 +8,6 @@ opening a data set (`dataset`).
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -22,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from filelock import FileLock, Timeout
 
-from equipoise.config import canonical, dump
+from equipoise.config import dump
 from equipoise.data.corpora import SPLITS, Document, Source, open_corpus
 from equipoise.data.dataset import (
     SCHEMA_VERSION,
@@ -37,6 +36,7 @@ from equipoise.data.splits import DROPPED, SELECTION_SHARE, TRAIN, VALIDATION_SH
 from equipoise.data.tokenfile import TokenHeader, TokenWriter
 from equipoise.data.tokenizer import TextTokenizer, train_tokenizer
 from equipoise.errors import DataError, Interrupted, ResourceError
+from equipoise.files import sync_folder, write_bytes, write_json
 from equipoise.spec.data import Corpus, GrammarCorpus, Tokenizer, requested_vocab_size
 
 BATCH_CHARS: Final = 1 << 20
@@ -45,6 +45,9 @@ SAMPLE_CHARS: Final = 1 << 20
 """What `estimate` reads."""
 POLL_S: Final = 0.2
 """How often a process that waits for another one's lock looks at `should_stop`."""
+POLL_DOCUMENTS: Final = 256
+"""Documents between two looks at `should_stop` while the tokenizer reads: a few milliseconds."""
+CHANGED: Final = "corpus.path: the files of {} changed while they were read; run it again when nothing writes to them"
 PROGRESS_S: Final = 5.0
 """Seconds between two progress lines of one stage."""
 
@@ -94,9 +97,12 @@ def prepare(
             built.mkdir()
             try:
                 _build(source, tokenizer, built, say, poll)
+                if open_corpus(corpus).fingerprint != source.fingerprint:
+                    raise DataError(CHANGED.format(source.title))
                 if directory.exists():  # one that does not open
                     shutil.rmtree(directory)
                 os.replace(built, directory)
+                sync_folder(cache)
             finally:
                 shutil.rmtree(built, ignore_errors=True)
     except OSError as error:
@@ -136,17 +142,28 @@ def _build(
     tokenizer = train_tokenizer(spec, _training_texts(source, placed, poll))
     say(f"data: vocabulary {tokenizer.vocab_size:,}; encoding")
     headers, hashes = _encode(source, placed, tokenizer, directory, say, poll)
-    _write(directory / "tokenizer.json", tokenizer.to_json())
+    write_bytes(directory / "tokenizer.json", tokenizer.to_json().encode())
     info = _describe(source, placed, spec, tokenizer, headers, hashes)
-    _write(directory / "dataset.json", json.dumps(info, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_json(directory / "dataset.json", info)
+
+
+def _kept(source: Source, placed: Assignment) -> Iterator[tuple[Document, int]]:
+    """The documents that were not dropped, with their splits; DataError when the source is no longer what it was."""
+    documents = source.read()
+    for split in placed.split_of.tolist():
+        document = next(documents, None)
+        if document is None:
+            raise DataError(CHANGED.format(source.title))
+        if split != DROPPED:
+            yield document, split
 
 
 def _training_texts(source: Source, placed: Assignment, poll: Callable[[], None]) -> Iterator[str]:
     """The texts of the train split: the tokenizer sees no other."""
-    for index, document in enumerate(source.read()):
-        if index % 256 == 0:
+    for index, (document, split) in enumerate(_kept(source, placed)):
+        if index % POLL_DOCUMENTS == 0:
             poll()
-        if placed.split_of[index] == TRAIN:
+        if split == TRAIN:
             yield document.text
 
 
@@ -190,9 +207,7 @@ def _batches(source: Source, placed: Assignment) -> Iterator[tuple[list[Document
     documents: list[Document] = []
     splits: list[int] = []
     size = 0
-    for document, split in zip(source.read(), placed.split_of.tolist(), strict=True):
-        if split == DROPPED:
-            continue
+    for document, split in _kept(source, placed):
         documents.append(document)
         splits.append(split)
         size += len(document.text)
@@ -264,14 +279,6 @@ def _describe(
             "normalised": placed.normalised_duplicates,
         },
     }
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a text file through to the disk."""
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 # ------------------------------------------------------------------------------------------------ before preparing

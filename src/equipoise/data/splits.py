@@ -106,9 +106,7 @@ def assign(source: Source, poll: Callable[[], None] = lambda: None) -> Assignmen
     )
 
 
-def _read(
-    source: Source, poll: Callable[[], None]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int8]]:
+def _read(source: Source, poll: Callable[[], None]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int8]]:
     """Per document: hash of the text, hash of the normalised text, the split given (3 = none, −1 = blank)."""
     exact, normal, given = array("Q"), array("Q"), array("b")
     for index, document in enumerate(source.read()):

@@ -127,12 +127,16 @@ def read_header(path: Path) -> TokenHeader:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a token file") from None
     if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
-        raise DataError(f"{path}: not a token file; expected {HEADER_BYTES} bytes of header that begin {MAGIC.decode()}")
+        raise DataError(
+            f"{path}: not a token file; expected {HEADER_BYTES} bytes of header that begin {MAGIC.decode()}"
+        )
     _, version, itemsize, vocab_size, count, documents, raw, tokenizer, corpus = _HEADER.unpack_from(data)
     if version != VERSION:
         raise DataError(f"{path}: version {version} of the token file format; expected {VERSION}")
     if vocab_size > 1 << 32 or itemsize != dtype_for(vocab_size).itemsize:
-        raise DataError(f"{path}: {itemsize} bytes an id for a vocabulary of {vocab_size}; expected 2 up to 65,536, else 4")
+        raise DataError(
+            f"{path}: {itemsize} bytes an id for a vocabulary of {vocab_size}; expected 2 up to 65,536, else 4"
+        )
     if size != HEADER_BYTES + count * itemsize:
         raise DataError(f"{path}: {size} bytes long; expected {HEADER_BYTES + count * itemsize} for its {count} ids")
     return TokenHeader(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from tokenizers.trainers import BpeTrainer
 from equipoise.errors import DataError
 from equipoise.spec.data import BpeTokenizer, ByteTokenizer
 
+NUM_BYTES: Final = 256
 END_OF_TEXT: Final = "<|endoftext|>"
 EOT_ID: Final = 0
 MIN_FREQUENCY: Final = 2
@@ -33,12 +35,13 @@ MIN_FREQUENCY: Final = 2
 PIECE_CHARS: Final = 8192
 """Texts are encoded in pieces of about this many characters: measured twice as fast as one call of 5 MB."""
 
+_BOUNDARY: Final = re.compile(r"(?<=\S)[ \n]")
 PIECES_AT_ONCE: Final = 256
 """Pieces encoded in one call, 2 MB of text at most: bounds what the library holds (some 150 bytes a token)."""
 
-# The library's thread pool dead-locks in a process forked after it was used, and warns on every fork. One thread is
-# within 1.4 times of two on 2 cores, so it is switched off, unless whoever started the process decided otherwise.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The library's thread pool dead-locks in a process forked after it was used, and warns on every fork unless this is
+# set. One thread trains within 1.4 times of two on 2 cores. `putenv` only writes: the library looks at it in C.
+os.putenv("TOKENIZERS_PARALLELISM", "false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +71,18 @@ class TextTokenizer:
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Ids of each text as an array: for large texts, whose ids as Python numbers would take ten times the memory."""
-        pieces = [split_text(text, PIECE_CHARS) for text in texts]
-        flat = [piece for text in pieces for piece in text]
-        arrays: list[NDArray[np.int64]] = []
-        for start in range(0, len(flat), PIECES_AT_ONCE):
-            try:
-                encodings = self.library.encode_batch_fast(flat[start : start + PIECES_AT_ONCE], add_special_tokens=False)
-            except TypeError:
-                raise DataError(_surrogate(texts)) from None
-            arrays.extend(np.array(encoding.ids, np.int64) for encoding in encodings)
+        try:
+            if self.vocab_size == NUM_BYTES + 1:  # nothing can be merged: a table does in 1 s what takes the library 60
+                return [self._id_of_byte[np.frombuffer(text.encode(), np.uint8)] for text in texts]
+            pieces = [split_text(text, PIECE_CHARS) for text in texts]
+            flat = [piece for text in pieces for piece in text]
+            arrays: list[NDArray[np.int64]] = []
+            for start in range(0, len(flat), PIECES_AT_ONCE):
+                group = flat[start : start + PIECES_AT_ONCE]
+                encodings = self.library.encode_batch_fast(group, add_special_tokens=False)
+                arrays.extend(np.array(encoding.ids, np.int64) for encoding in encodings)
+        except (UnicodeEncodeError, TypeError):  # the library's word for a lone surrogate
+            raise DataError(_surrogate(texts)) from None
         rows: list[NDArray[np.int64]] = []
         start = 0
         for text in pieces:
@@ -85,15 +91,20 @@ class TextTokenizer:
             start = end
         return rows
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @cached_property
+    def _id_of_byte(self) -> NDArray[np.int64]:
+        return np.array([self.library.token_to_id(token) for token in byte_alphabet()], np.int64)
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, end-of-text is shown as `<|endoftext|>`.
 
         Raises DataError for an id outside the vocabulary.
         """
-        wrong = [index for index in ids if not 0 <= index < self.vocab_size]
+        plain = [int(index) for index in ids]
+        wrong = [index for index in plain if not 0 <= index < self.vocab_size]
         if wrong:
             raise DataError(f"token id {wrong[0]} is not accepted; expected 0 to {self.vocab_size - 1}")
-        return self.library.decode(list(ids), skip_special_tokens=False)
+        return self.library.decode(plain, skip_special_tokens=False)
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64]:
@@ -121,7 +132,7 @@ def train_tokenizer(spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str]) ->
     pairs that occur at least twice.
     """
     if isinstance(spec, ByteTokenizer):
-        alphabet = {token: 1 + byte for byte, token in enumerate(_byte_alphabet())}
+        alphabet = {token: 1 + byte for byte, token in enumerate(byte_alphabet())}
         library = _around(BPE(vocab={END_OF_TEXT: EOT_ID, **alphabet}, merges=[]))
         library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return _frozen(library)
@@ -133,9 +144,7 @@ def train_tokenizer(spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str]) ->
         special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
         initial_alphabet=ByteLevel.alphabet(),
     )
-    library.train_from_iterator(
-        (piece for text in texts for piece in split_text(text, PIECE_CHARS)), trainer=trainer
-    )
+    library.train_from_iterator((piece for text in texts for piece in split_text(text, PIECE_CHARS)), trainer=trainer)
     return _frozen(library)
 
 
@@ -145,8 +154,10 @@ def load_tokenizer(path: Path) -> TextTokenizer:
         library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception for a broken file
         raise DataError(f"{path}: not a readable tokenizer file ({str(error).splitlines()[0]})") from None
-    if library.token_to_id(END_OF_TEXT) != EOT_ID:
-        raise DataError(f"{path}: not a tokenizer of this project; expected {END_OF_TEXT} with id {EOT_ID}")
+    if library.token_to_id(END_OF_TEXT) != EOT_ID or any(library.token_to_id(byte) is None for byte in byte_alphabet()):
+        raise DataError(
+            f"{path}: not a byte-level tokenizer of this project; expected 256 bytes and {END_OF_TEXT} as id 0"
+        )
     return _frozen(library)
 
 
@@ -162,7 +173,7 @@ def _frozen(library: LibraryTokenizer) -> TextTokenizer:
     return TextTokenizer(library=library)
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The character that byte-level BPE writes for each byte: itself where printable, else the next free code point.
 
     Printable are `!`–`~`, `¡`–`¬` and `®`–`ÿ` (GPT-2's table, Radford et al. 2019).
@@ -184,22 +195,11 @@ def split_text(text: str, size: int) -> list[str]:
         return [text]
     pieces: list[str] = []
     start = 0
-    while len(text) - start > size:
-        cut = _boundary(text, start + size)
-        if cut < 0:
-            break
-        pieces.append(text[start:cut])
-        start = cut
+    while len(text) - start > size and (found := _BOUNDARY.search(text, start + size)):
+        pieces.append(text[start : found.start()])
+        start = found.start()
     pieces.append(text[start:])
     return pieces
-
-
-def _boundary(text: str, at: int) -> int:
-    """The first place from `at` on where a piece may begin, or −1."""
-    for position in range(at, len(text)):
-        if text[position] in " \n" and not text[position - 1].isspace():
-            return position
-    return -1
 
 
 def _surrogate(texts: Sequence[str]) -> str:

@@ -162,7 +162,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
                     for value in (loss, loss, _with_error(floor["bpb"], floor.get("bpb_se")))
                 ),
                 Cell(text="–", number=True),
-                Cell(text="± is the standard error over its documents"),
+                Cell(text="± standard error"),
             )
         )
     labels = ("budget", "arm", *METRICS.values(), "seeds", "lost, diverged, collapsed")

@@ -10,7 +10,6 @@ Not for: what the text means (`text`, `tinystories`, `gutenberg`).
 from __future__ import annotations
 
 import codecs
-import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,9 @@ from pathlib import Path
 
 from equipoise.data.corpora.source import SourceFile, Split
 from equipoise.errors import DataError
+from equipoise.files import file_sha256
 
-CHUNK_BYTES = 1 << 20  # read size while hashing or looking for a bad byte: bounds memory, large enough to be quick
+CHUNK_BYTES = 1 << 20  # read size while looking for a bad byte: bounds memory, large enough to be quick
 SNIFF_BYTES = 4096  # a page is enough to tell UTF-16 from text
 
 
@@ -57,7 +57,9 @@ def find_files(path: Path, suffixes: Sequence[str], expected: str) -> tuple[list
                 raise DataError(f"{show(file)} is a special file; expected a regular file")
             found.append((file, file.relative_to(path).as_posix()))
     if not found:
-        raise DataError(f"corpus.path: {show(path)} holds no file ending in {' or '.join(suffixes)}; expected {expected}")
+        raise DataError(
+            f"corpus.path: {show(path)} holds no file ending in {' or '.join(suffixes)}; expected {expected}"
+        )
     return sorted(found, key=lambda item: item[1]), ignored
 
 
@@ -94,16 +96,10 @@ def named_split(name: str) -> Split | None:
 
 def describe(file: Path, name: str, split: Split | None) -> SourceFile:
     """Size and SHA-256 of a file; raises DataError when it cannot be read."""
-    digest = hashlib.sha256()
-    size = 0
     try:
-        with file.open("rb") as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
+        return SourceFile(name=name, num_bytes=file.stat().st_size, sha256=file_sha256(file), split=split)
     except OSError as error:
         raise DataError(f"{show(file)}: cannot be read ({_reason(error)})") from None
-    return SourceFile(name=name, num_bytes=size, sha256=digest.hexdigest(), split=split)
 
 
 def read_lines(file: Path) -> Iterator[str]:

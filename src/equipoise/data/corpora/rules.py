@@ -113,6 +113,7 @@ class Rule:
     probs: tuple[float, ...]
     cumulative: tuple[float, ...]
     """Running sums of `probs`; the last is exactly 1."""
+    log_probs: tuple[float, ...]
 
 
 Grammar = Mapping[str, Rule]
@@ -128,12 +129,15 @@ def build(rules: Rules) -> Grammar:
         probs = tuple(option.weight / total for option in options)
         parts = tuple(parse_template(option.template) for option in options)
         cumulative = (*tuple(accumulate(probs))[:-1], 1.0)
-        grammar[name] = Rule(options=tuple(options), parts=parts, probs=probs, cumulative=cumulative)
+        logs = tuple(math.log(prob) for prob in probs)
+        grammar[name] = Rule(options=tuple(options), parts=parts, probs=probs, cumulative=cumulative, log_probs=logs)
         for part in (part for option in parts for part in option):
             if isinstance(part, Choose) and part.rule not in rules:
                 raise ValueError(f"rule {name!r}: <{part.rule}> is no rule")
             if isinstance(part, End) and (name != START or not 0 < part.prob < 1):
-                raise ValueError(f"rule {name!r}: [{part.prob}] is not accepted; expected 0 < p < 1 in the rule {START!r}")
+                raise ValueError(
+                    f"rule {name!r}: [{part.prob}] is not accepted; expected 0 < p < 1 in the rule {START!r}"
+                )
     if len(rules.get(START, ())) != 1:
         raise ValueError(f"expected a rule {START!r} with one option")
     return grammar
@@ -165,7 +169,7 @@ def tell(grammar: Grammar, uniform: Callable[[], float]) -> Telling:
     log_end = 0.0
     for part in grammar[START].parts[0]:
         if not isinstance(part, End):
-            _say(grammar, part, uniform, state)
+            _say(grammar, (part,), uniform, state)
         elif uniform() < part.prob:
             log_end = math.log(part.prob)
             break
@@ -174,32 +178,36 @@ def tell(grammar: Grammar, uniform: Callable[[], float]) -> Telling:
     return Telling(text="".join(state.said), log_prob_text=math.fsum(state.logs), log_prob_end=log_end)
 
 
-def _say(grammar: Grammar, part: Part, uniform: Callable[[], float], state: _State) -> None:
-    if isinstance(part, Say):
-        state.said.append(part.text)
-    elif isinstance(part, Recall):
-        rule_name, index, text = state.facts[part.fact]
-        state.said.append(grammar[rule_name].options[index].fields[part.field] if part.field else text)
-    elif isinstance(part, Choose):
-        rule = grammar[part.rule]
-        index, prob = _decide(rule, state.facts[part.other][1] if part.other else -1, uniform())
-        state.logs.append(math.log(prob))
-        start = len(state.said)
-        for inner in rule.parts[index]:
-            _say(grammar, inner, uniform, state)
-        if part.fact:
-            state.facts[part.fact] = (part.rule, index, "".join(state.said[start:]))
+def _say(grammar: Grammar, parts: tuple[Part, ...], uniform: Callable[[], float], state: _State) -> None:
+    """Say the parts of an option (none of them an end), deciding and remembering on the way."""
+    said, facts = state.said, state.facts
+    for part in parts:
+        if isinstance(part, Say):
+            said.append(part.text)
+        elif isinstance(part, Recall):
+            rule_name, index, text = facts[part.fact]
+            said.append(grammar[rule_name].options[index].fields[part.field] if part.field else text)
+        elif isinstance(part, Choose):
+            rule = grammar[part.rule]
+            if part.other:
+                index, prob = _decide_without(rule, facts[part.other][1], uniform())
+                state.logs.append(math.log(prob))
+            else:
+                index = bisect_right(rule.cumulative, uniform())
+                state.logs.append(rule.log_probs[index])
+            start = len(said)
+            _say(grammar, rule.parts[index], uniform, state)
+            if part.fact:
+                facts[part.fact] = (part.rule, index, "".join(said[start:]))
 
 
-def _decide(rule: Rule, excluded: int, u: float) -> tuple[int, float]:
-    """The option that the uniform number `u` falls on, and its probability; `excluded` ≥ 0 is never chosen."""
-    if excluded < 0:
-        index = bisect_right(rule.cumulative, u)
-        return index, rule.probs[index]
-    rest = 1.0 - rule.probs[excluded]
+def _decide_without(rule: Rule, excluded: int, u: float) -> tuple[int, float]:
+    """The option that the uniform number `u` falls on when one is left out, and its probability among the rest."""
+    left_out = rule.probs[excluded]
+    rest = 1.0 - left_out
     u *= rest
-    if u >= rule.cumulative[excluded] - rule.probs[excluded]:
-        u += rule.probs[excluded]
+    if u >= rule.cumulative[excluded] - left_out:
+        u += left_out
     index = min(bisect_right(rule.cumulative, u), len(rule.probs) - 1)
     if index == excluded:  # u fell on its edge by rounding
         index += 1 if index + 1 < len(rule.probs) else -1
