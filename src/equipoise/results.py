@@ -180,7 +180,9 @@ def _gaps(cells: Mapping[tuple[str, int], Cell], spec: StudySpec) -> list[dict[s
             for metric in METRICS:
                 values = [cells[arm, budget].values[metric] for arm in (left, right)]
                 contrast = paired_contrast(values[0], values[1], CONFIDENCE, alpha=spec.alpha)
-                rows.append({"left": left, "right": right, "budget": budget, "metric": metric, **dump(contrast)})
+                collapsed = [arm for arm in (left, right) if cells[arm, budget].collapsed]
+                row = {"left": left, "right": right, "budget": budget, "metric": metric, "collapsed": collapsed}
+                rows.append({**row, **dump(contrast)})
     return rows
 
 

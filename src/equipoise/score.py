@@ -1,14 +1,14 @@
-"""What a model makes of text: loss per validation unit with routing diagnostics, and samples. Never trains.
+"""What a model makes of text: loss and routing on validation windows, loss of any text, samples. Never trains.
 
 Not for: deciding when to evaluate (`train`) or what a loss means for a claim (`verdict`).
 
-Shapes: W windows, S sequence, T = tokens of one forward pass, E experts, K top-k, U units.
+Shapes: W windows, B and S rows and positions, T = tokens of one forward pass, E experts, K top-k, U units.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +18,7 @@ import torch
 
 from equipoise.data.packing import EvalWindows
 from equipoise.data.tokenizer import TextTokenizer
-from equipoise.errors import DivergedError
+from equipoise.errors import DataError, DivergedError
 from equipoise.model.moe import Routing
 from equipoise.model.transformer import Transformer, generate, token_losses
 from equipoise.routing import diagnose
@@ -110,6 +110,83 @@ def evaluate(
         bpb=text_loss / math.log(2) / windows.num_bytes,
         routing=[diagnose(s.counts_E, s.entropy / s.num_tokens, s.log_z / s.num_tokens, top_k) for s in sums],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """Losses of documents, each scored by itself."""
+
+    num_documents: int
+    """Documents with at least one character."""
+    num_tokens: int
+    """Targets: every token once, and one end-of-text per document."""
+    num_bytes: int
+    """UTF-8 bytes of the documents as they were read."""
+    loss: float
+    """Nats per target, ends included."""
+    bpb: float
+    """Bits per byte of raw text: losses of text tokens only, ends left out of numerator and denominator."""
+
+
+@torch.no_grad()
+def score_text(
+    model: Transformer,
+    tokenizer: TextTokenizer,
+    texts: Iterable[str],
+    *,
+    context: int,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> TextScore:
+    """Score documents in float32: a document's loss depends on the model and its own text, on nothing beside it.
+
+    A window begins with end-of-text as input and holds one document or, of one longer than the `context` tokens the
+    model was trained on, the next `context` targets. (`evaluate` packs several documents into a window, as training
+    does; what stands before a document there moves its loss a little.) Empty texts are passed over; `on_progress` is
+    told the targets scored so far. Raises DataError when there is no text, DivergedError when a loss is not finite.
+    """
+    num_documents = num_tokens = num_bytes = 0
+    nats = np.zeros(2)
+    rows: list[np.ndarray] = []
+    for text in filter(None, texts):
+        ids = np.append(tokenizer.encode_arrays([text])[0], tokenizer.eot_id)
+        num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
+        for unit in np.split(ids, range(context, len(ids), context)):
+            if rows and (len(rows) + 1) * max(len(row) for row in [*rows, unit]) > FORWARD_TOKENS:
+                nats += _nats(model, rows, tokenizer.eot_id)
+                on_progress(num_tokens)
+                rows = []
+            rows.append(unit)
+            num_tokens += len(unit)
+    if not rows:
+        raise DataError("no text; expected at least one document that is not empty")
+    nats += _nats(model, rows, tokenizer.eot_id)
+    text_nats, end_nats = nats.tolist()
+    if not math.isfinite(text_nats + end_nats):
+        raise DivergedError("scoring: the loss is not finite")
+    return TextScore(
+        num_documents=num_documents,
+        num_tokens=num_tokens,
+        num_bytes=num_bytes,
+        loss=(text_nats + end_nats) / num_tokens,
+        bpb=text_nats / math.log(2) / num_bytes,
+    )
+
+
+def _nats(model: Transformer, rows: list[np.ndarray], end_of_text: int) -> np.ndarray:
+    """Summed losses of targets, one row of ids a window: [text tokens, ends], float64."""
+    targets_BS = np.full((len(rows), max(len(row) for row in rows)), end_of_text, np.int64)
+    real_BS = np.zeros(targets_BS.shape, bool)
+    for place, row in enumerate(rows):
+        targets_BS[place, : len(row)] = row
+        real_BS[place, : len(row)] = True
+    inputs_BS = np.full_like(targets_BS, end_of_text)
+    inputs_BS[:, 1:] = targets_BS[:, :-1]
+    device = next(model.parameters()).device
+    output = model(torch.from_numpy(inputs_BS).to(device))
+    losses_BS = token_losses(model, output, torch.from_numpy(targets_BS).to(device)).double().cpu().numpy()
+    losses_BS = losses_BS.reshape(targets_BS.shape)
+    text_BS = targets_BS != end_of_text
+    return np.array([losses_BS[real_BS & text_BS].sum(), losses_BS[real_BS & ~text_BS].sum()])
 
 
 def sample(

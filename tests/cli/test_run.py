@@ -151,3 +151,16 @@ def test_two_at_once_one_is_refused_naming_the_holder(copy: Path, equipoise: Any
     second = equipoise("run", "study.toml", cwd=copy)
     assert second.returncode == 6 and f"held by process {child.pid}" in second.stderr
     assert child.wait(timeout=120) == 0
+
+
+def test_a_vocabulary_the_text_cannot_fill_is_matched_anew_before_the_lock(
+    equipoise: Any, tiny_toml: str, tmp_path: Path
+) -> None:
+    """100,000 pieces are asked for; the widths are solved for what the tokenizer really has."""
+    study = tiny_toml.replace("vocab_size = 300", "vocab_size = 100_000").replace("seeds = [0, 1, 2]", "seeds = [0]")
+    (tmp_path / "study.toml").write_text(study.replace("rtol = 0.05", "rtol = 0.2"), encoding="utf-8")
+    done = equipoise("train", "study.toml", "--arm", "dense", "--seed", "0", cwd=tmp_path)
+    assert done.returncode == 0 and "reached of 100000; arms matched anew" in done.stderr
+    models = json.loads((tmp_path / "runs" / "tiny" / "lock.json").read_text(encoding="utf-8"))["models"]
+    tokenizer = json.loads((tmp_path / "runs/tiny/dense/5120-s0/tokenizer.json").read_text(encoding="utf-8"))
+    assert models["moe"]["vocab_size"] == models["dense"]["vocab_size"] == len(tokenizer["model"]["vocab"]) < 5000

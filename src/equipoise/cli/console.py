@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from rich.console import Console
@@ -54,11 +54,12 @@ def emit_json(value: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def show_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout: first column left, the others right; cells are plain text, never markup."""
+def show_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+    """A table on stdout: the first `left` columns left, the others right; cells are plain text, never markup."""
     table = RichTable(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if index else "left", overflow="fold", header_style="dim")
+        justify: Literal["left", "right"] = "left" if index < left else "right"
+        table.add_column(Text(heading), justify=justify, overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     out().print(table)

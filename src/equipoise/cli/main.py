@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
 import typer
 
 from equipoise import __version__
-from equipoise.cli import doctor, plan, presets, reports, run, sample, train
+from equipoise.cli import doctor, evaluate, export, plan, presets, reports, run, sample, selftest, train
 from equipoise.cli.console import emit_json, say
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, ResourceError
 
 EPILOG = (
     "Exit codes: 0 ok · 1 unexpected · 2 usage or study file · 3 data · 4 diverged · 5 integrity · 6 held by another "
@@ -49,8 +50,20 @@ app.command(name="report")(reports.report)
 app.add_typer(presets.app, name="presets")
 app.command(name="train")(train.train)
 app.command(name="sample")(sample.sample)
+app.command(name="evaluate")(evaluate.evaluate)
+app.command(name="export")(export.export)
 app.command(name="doctor")(doctor.doctor)
+app.command(name="selftest")(selftest.selftest)
 app.command(name="step-time", hidden=True)(plan.step_time)
+
+
+def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseError") -> int:
+    """Say what went wrong, on stderr and for programs as JSON; returns the exit code."""
+    if as_json:
+        emit_json({"error": {"exit_code": exit_code, "kind": kind, "message": message}})
+    for line in message.splitlines():
+        say(f"error: {line}")
+    return exit_code
 
 
 def main() -> None:
@@ -59,13 +72,21 @@ def main() -> None:
     try:
         app()
     except EquipoiseError as error:
-        if as_json:
-            emit_json({"error": {"exit_code": error.exit_code, "kind": type(error).__name__, "message": str(error)}})
-        for line in str(error).splitlines():
-            say(f"error: {line}")
-        sys.exit(error.exit_code)
+        sys.exit(_fail(str(error), error.exit_code, as_json, type(error).__name__))
     except KeyboardInterrupt:
         say("error: interrupted")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        sys.exit(_fail(f"{where}{error.strerror or error}", ResourceError.exit_code if full else 1, as_json))
+    except MemoryError:
+        sys.exit(_fail("out of memory", ResourceError.exit_code, as_json))
+    except RuntimeError as error:
+        # torch says so in words: OutOfMemoryError on a GPU, "not enough memory" or "can't allocate" on a CPU.
+        if type(error).__name__ == "OutOfMemoryError" or "alloc" in str(error) or "not enough memory" in str(error):
+            text = f"out of memory ({str(error).splitlines()[0]}); try fewer --jobs or a smaller recipe.micro_sequences"
+            sys.exit(_fail(text, ResourceError.exit_code, as_json))
+        raise

@@ -145,6 +145,8 @@ def show_plan(planned: Mapping[str, Any]) -> None:
             for b in planned["budgets"]
         ],
     )
+    if planned["train_tokens"] is None:
+        out().print("epochs: unknown until corpus.path is set\n")
     seeds = len(planned["seeds"])
     out().print(
         f"runs: {planned['num_runs']} ({len(planned['arms'])} arms × {seeds} seeds × {len(planned['budgets'])} budgets)"
@@ -186,5 +188,5 @@ def arm_cells(arm: Mapping[str, Any]) -> list[str]:
 def epochs_text(epochs: float | None, certain: bool) -> str:
     """Epochs, marked when they rest on an estimate."""
     if epochs is None:
-        return "unknown until corpus.path is set"
+        return "unknown"
     return f"{epochs:.2f}" if certain else f"{epochs:.2f} (estimated)"

@@ -40,18 +40,23 @@ def presets(context: typer.Context, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(name: NameArgument) -> None:
+def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Print the study file of a preset.
 
     Example: equipoise presets show quick
     """
-    print(_source(name), end="")
+    source = _source(name)
+    if as_json:
+        emit_json({"name": name, "toml": source})
+    else:
+        print(source, end="")
 
 
 @app.command()
 def copy(
     name: NameArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Write the commented study file of a preset, to start from.
 
@@ -63,7 +68,10 @@ def copy(
     if not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such folder")
     file.write_text(source, encoding="utf-8")
-    say(f"{file}: written; plan it with `equipoise plan {file}`")
+    if as_json:
+        emit_json({"name": name, "file": str(file)})
+    else:
+        say(f"{file}: written; plan it with `equipoise plan {file}`")
 
 
 def _source(name: str) -> str:

@@ -119,7 +119,9 @@ def show_results(results: Mapping[str, Any]) -> None:
         ["left − right", *(["budget"] if many else []), "mean ± sd", "95 % interval", "noise floor", "n"],
         [
             [
-                f"{gap['left']} − {gap['right']}",
+                " − ".join(
+                    f"{gap[s]} (collapsed)" if gap[s] in gap["collapsed"] else gap[s] for s in ("left", "right")
+                ),
                 *([count(gap["budget"])] if many else []),
                 f"{signed(gap['mean'])} ± {number(gap['sd'])}",
                 "n/a" if gap["ci_low"] is None else f"{signed(gap['ci_low'])} to {signed(gap['ci_high'])}",

@@ -9,6 +9,7 @@ and of the tokenizer asked for, so nothing is tokenised twice. Not for: making o
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,9 +85,9 @@ def dataset_key(source: Source, tokenizer: Tokenizer) -> str:
     return digest({"schema": SCHEMA_VERSION, "corpus": source.fingerprint, "tokenizer": dump(tokenizer)})
 
 
-def content_digest(sha256_of_ids: dict[str, str], vocab_size: int, tokenizer: str) -> str:
+def content_digest(sha256_of_ids: Mapping[Split, str], vocab_size: int, tokenizer: str) -> str:
     """The digest of a data set: over the hashes of the ids of each split, the vocabulary and the tokenizer."""
-    return digest({"ids": sha256_of_ids, "vocab_size": vocab_size, "tokenizer": tokenizer})
+    return digest({"ids": dict(sha256_of_ids), "vocab_size": vocab_size, "tokenizer": tokenizer})
 
 
 def cached(corpus: Corpus, tokenizer: Tokenizer, cache: Path) -> Dataset | None:

@@ -7,6 +7,7 @@ window, U units of an evaluation.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -192,13 +193,13 @@ def _fill(
     """inputs_WS, targets_WS, unit_WS: best-fit packing, the longest unit first, equal lengths in reading order."""
     window_U = np.empty(len(starts_U), np.int64)
     offset_U = np.empty(len(starts_U), np.int64)
-    with_room: list[list[int]] = [[] for _ in range(seq_len + 1)]  # windows by the positions still free in them
+    with_room: list[deque[int]] = [deque() for _ in range(seq_len + 1)]  # windows by the positions still free in them
     num = 0
     for unit in np.argsort(-lengths_U, kind="stable").tolist():
         length = int(lengths_U[unit])
         room = next((free for free in range(length, seq_len) if with_room[free]), seq_len)
         if room < seq_len:
-            window = with_room[room].pop()
+            window = with_room[room].popleft()
         else:
             window, num = num, num + 1
         window_U[unit], offset_U[unit] = window, seq_len - room

@@ -101,7 +101,7 @@ def prepare(
                     raise DataError(CHANGED.format(source.title))
                 if directory.exists():  # one that does not open
                     shutil.rmtree(directory)
-                os.replace(built, directory)
+                built.replace(directory)
                 sync_folder(cache)
             finally:
                 shutil.rmtree(built, ignore_errors=True)
@@ -197,8 +197,8 @@ def _encode(
         for writer in writers:
             writer.abandon()
     if source.kind == "grammar":
-        for split, values in zip(SPLITS, log_probs, strict=True):
-            np.save(log_probs_path(directory, split), np.array(values).reshape(-1, 2).T, allow_pickle=False)
+        for name, values in zip(SPLITS, log_probs, strict=True):
+            np.save(log_probs_path(directory, name), np.array(values).reshape(-1, 2).T, allow_pickle=False)
     return [header for header, _ in closed], [sha256 for _, sha256 in closed]
 
 
@@ -233,8 +233,8 @@ def _add(documents: list[Document], splits: list[int], tokenizer: TextTokenizer,
         found, ends = int(tokenizer.token_bytes[ids].sum()), int((ids == tokenizer.eot_id).sum())
         if found != num_bytes or ends != len(mine):
             raise DataError(
-                f"{documents[mine[0]].where}: {num_bytes} bytes in {len(mine)} documents became tokens of {found} bytes "
-                f"in {ends} documents; the tokenizer is not a byte-level one"
+                f"{documents[mine[0]].where}: {num_bytes} bytes in {len(mine)} documents became tokens of "
+                f"{found} bytes in {ends} documents; the tokenizer is not a byte-level one"
             )
         writer.add(ids, len(mine), num_bytes)
         total += num_bytes

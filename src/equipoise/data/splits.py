@@ -64,42 +64,47 @@ def _hash(text: str) -> int:
 def assign(source: Source, poll: Callable[[], None] = lambda: None) -> Assignment:
     """Read the whole source once and place every document; `poll` is called now and then and may raise.
 
-    Documents whose corpus names their split keep it. With validation files, all others are train. Without, those that
-    name no split are divided by hash (if every document says train, all are). Selection is cut from train by hash when
-    the corpus has none. Then duplicates across splits are dropped from train, then from selection, never from
-    validation. Raises DataError when there are too few documents or a split is left empty.
+    Documents whose corpus names their split keep it. With validation files, all others are train, and selection is cut
+    from those by hash. Without, the documents that name no split are divided by hash; if every one says train, all are.
+    Then duplicates across splits are dropped from train, then from selection, never from validation. Raises DataError
+    when there are too few documents or a split is left empty.
     """
-    exact_u, normal_u, given_u = _read(source, poll)
-    blank_u = given_u == DROPPED
-    if blank_u.all():
+    exact_N, normal_N, given_N = _read(source, poll)
+    blank_N = given_N == DROPPED
+    if blank_N.all():
         raise DataError(f"corpus {source.kind}: no text in {_where(source)}; expected at least 3 different documents")
-    split_u = _place(source, normal_u, given_u)
-    in_validation = split_u == VALIDATION
+    official = [file.name for file in source.files if file.split == "validation"]
+    if official and not (given_N == VALIDATION).any():
+        raise DataError(
+            f"corpus {source.kind}: the validation split is empty: no text in {', '.join(official)}; "
+            "expected at least one document"
+        )
+    split_N = _place(source, normal_N, given_N)
     exact: dict[str, int] = {}
     normalised: dict[str, int] = {}
-    drop_u = blank_u.copy()
-    # Selection first: a train document that repeats a dropped selection document repeats a validation one as well.
-    before_u = in_validation
+    drop_N = blank_N
+    before_N = split_N == VALIDATION
+    # What is dropped from selection still counts as there: it is in validation, so train loses it all the same.
     for name, index in (("selection", SELECTION), ("train", TRAIN)):
-        here_u = split_u == index
-        same_u = here_u & np.isin(normal_u, normal_u[before_u])
-        exact_u_here = here_u & np.isin(exact_u, exact_u[before_u])
-        exact[name] = int(exact_u_here.sum())
-        normalised[name] = int((same_u & ~exact_u_here).sum())
+        here_N = split_N == index
+        same_N = here_N & np.isin(normal_N, normal_N[before_N])
+        same_text_N = here_N & np.isin(exact_N, exact_N[before_N])
+        exact[name] = int(same_text_N.sum())
+        normalised[name] = int((same_N & ~same_text_N).sum())
         if not source.exact_duplicates_kept:
-            drop_u |= same_u
-        before_u = before_u | here_u
-    split_u = np.where(drop_u, DROPPED, split_u).astype(np.int8)
-    for index, name in enumerate(SPLITS):
-        if not (split_u == index).any():
+            drop_N = drop_N | same_N
+        before_N = before_N | here_N
+    split_N = np.where(drop_N, DROPPED, split_N).astype(np.int8)
+    for index, split in enumerate(SPLITS):
+        if not (split_N == index).any():
+            repeats = exact.get(split, 0) + normalised.get(split, 0)
             raise DataError(
-                f"corpus {source.kind}: the {name} split is empty in {_where(source)} "
-                f"({exact.get(name, 0) + normalised.get(name, 0)} of its documents repeat another split's); "
-                f"expected at least one document in each of {', '.join(SPLITS)}"
+                f"corpus {source.kind}: the {split} split is empty in {_where(source)} ({repeats} documents of it "
+                "repeat another split's); expected at least one document in each split"
             )
     return Assignment(
-        split_of=split_u,
-        num_blank=int(blank_u.sum()),
+        split_of=split_N,
+        num_blank=int(blank_N.sum()),
         exact_duplicates=exact,
         normalised_duplicates=normalised,
         duplicates_dropped=not source.exact_duplicates_kept,
@@ -119,54 +124,60 @@ def _read(source: Source, poll: Callable[[], None]) -> tuple[NDArray[np.uint64],
     return np.array(exact, np.uint64), np.array(normal, np.uint64), np.array(given, np.int8)
 
 
-def _place(source: Source, normal_u: NDArray[np.uint64], given_u: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Per document its split before duplicates are looked at; blank documents stay −1."""
-    split_u = given_u.copy()
-    if (split_u == VALIDATION).any():
-        split_u[split_u == _UNDECIDED] = TRAIN
-    elif not (split_u == _UNDECIDED).any():
-        split_u[split_u == TRAIN] = _UNDECIDED
+def _place(source: Source, normal_N: NDArray[np.uint64], given_N: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Per document its split before duplicates are dropped; blank documents stay −1."""
+    split_N = given_N.copy()
     wanted = [(SELECTION, SELECTION_SHARE), (VALIDATION, VALIDATION_SHARE)]
-    wanted = [(index, share) for index, share in wanted if not (split_u == index).any()]
-    # With validation files, selection is all that is cut, and it is cut from train.
-    from_u = split_u == (_UNDECIDED if (split_u == _UNDECIDED).any() else TRAIN)
+    wanted = [(index, share) for index, share in wanted if not (split_N == index).any()]
+    validation_N = split_N == VALIDATION
+    if validation_N.any():
+        split_N[split_N == _UNDECIDED] = TRAIN
+        from_N = (split_N == TRAIN) & ~np.isin(normal_N, normal_N[validation_N])
+        train_waits = False
+    else:
+        if not (split_N == _UNDECIDED).any():
+            split_N[split_N == TRAIN] = _UNDECIDED
+        from_N = split_N == _UNDECIDED
+        train_waits = bool((split_N == TRAIN).any())  # documents that are train whatever is cut
     if wanted:
-        split_u = _cut(source, split_u, normal_u, from_u, wanted)
-    split_u[split_u == _UNDECIDED] = TRAIN
-    return split_u
+        split_N = _cut(source, split_N, normal_N, from_N, wanted, 0 if train_waits else 1)
+    split_N[split_N == _UNDECIDED] = TRAIN
+    return split_N
 
 
 def _cut(
     source: Source,
-    split_u: NDArray[np.int8],
-    normal_u: NDArray[np.uint64],
-    from_u: NDArray[np.bool_],
+    split_N: NDArray[np.int8],
+    normal_N: NDArray[np.uint64],
+    from_N: NDArray[np.bool_],
     wanted: list[tuple[int, float]],
+    leave: int,
 ) -> NDArray[np.int8]:
-    """Move shares of the documents `from_u` to the wanted splits by the order of their hashes, equal texts together."""
-    distinct = np.unique(normal_u[from_u])  # sorted
-    others = bool(((split_u == TRAIN) & ~from_u).any())  # documents that stay train whatever is cut
-    need = len(wanted) + (0 if others else 1)
-    if len(distinct) < need:
-        names = ", ".join(SPLITS[index] for index, _ in wanted)
+    """Move shares of the documents `from_N` to the wanted splits by the order of their hashes, equal texts together.
+
+    Each wanted split gets at least one text, and `leave` texts at least stay. Raises DataError where that cannot be.
+    """
+    texts = np.unique(normal_N[from_N])  # sorted
+    need = len(wanted) + leave
+    if len(texts) < need:
+        names = " and ".join(SPLITS[index] for index, _ in wanted)
         raise DataError(
-            f"corpus {source.kind}: {len(distinct)} different documents in {_where(source)}, too few to cut {names} "
-            f"from them; expected at least {need}: a document is {_document(source)}"
+            f"corpus {source.kind}: {len(texts)} different documents in {_where(source)}, too few to cut {names} from "
+            f"them; expected at least {need}; a document is {_document(source)}"
         )
-    edges = [0]
-    for position, (_, share) in enumerate(wanted):
-        left = len(wanted) - position - 1 + (0 if others else 1)  # documents the later splits need at least
-        if len(distinct) < SMALL:
-            count = max(1, round(share * len(distinct)))
+    split_N = split_N.copy()
+    rank_N = np.searchsorted(texts, normal_N)
+    start, share_so_far = 0, 0.0
+    for position, (index, share) in enumerate(wanted):
+        share_so_far += share
+        if len(texts) < SMALL:
+            end = start + max(1, round(share * len(texts)))
         else:
-            below = sum(s for _, s in wanted[: position + 1]) * 2.0**64
-            count = max(1, int(np.searchsorted(distinct, np.uint64(int(below)))) - edges[-1])
-        edges.append(min(edges[-1] + count, len(distinct) - left))
-    split_u = split_u.copy()
-    rank_u = np.searchsorted(distinct, normal_u)
-    for (index, _), low, high in zip(wanted, edges, edges[1:], strict=False):
-        split_u[from_u & (rank_u >= low) & (rank_u < high)] = index
-    return split_u
+            end = max(start + 1, int(np.searchsorted(texts, np.uint64(share_so_far * 2.0**64))))
+        end = min(end, len(texts) - (need - position - 1))
+        split_N[from_N & (rank_N >= start) & (rank_N < end)] = index
+        start = end
+    return split_N
 
 
 def _where(source: Source) -> str:

@@ -76,7 +76,7 @@ class TokenWriter:
         word; raises DataError then.
         """
         header = self._header
-        if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < header.vocab_size):
+        if ids.size and (ids.min() < 0 or ids.max() >= header.vocab_size):
             low, high = int(ids.min()), int(ids.max())
             raise DataError(f"{self._path}: token ids {low} to {high} met; expected 0 to {header.vocab_size - 1}")
         data = ids.astype(self._dtype).tobytes()
@@ -135,7 +135,8 @@ def read_header(path: Path) -> TokenHeader:
         raise DataError(f"{path}: version {version} of the token file format; expected {VERSION}")
     if vocab_size > 1 << 32 or itemsize != dtype_for(vocab_size).itemsize:
         raise DataError(
-            f"{path}: {itemsize} bytes an id for a vocabulary of {vocab_size}; expected 2 up to 65,536, else 4"
+            f"{path}: {itemsize} bytes an id for a vocabulary of {vocab_size}; "
+            "expected 2 up to a vocabulary of 65,536, else 4"
         )
     if size != HEADER_BYTES + count * itemsize:
         raise DataError(f"{path}: {size} bytes long; expected {HEADER_BYTES + count * itemsize} for its {count} ids")

@@ -70,7 +70,7 @@ class TextTokenizer:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Ids of each text as an array: for large texts, whose ids as Python numbers would take ten times the memory."""
+        """Ids of each text as an array; for large texts, whose ids as Python numbers take several times the memory."""
         try:
             if self.vocab_size == NUM_BYTES + 1:  # nothing can be merged: a table does in 1 s what takes the library 60
                 return [self._id_of_byte[np.frombuffer(text.encode(), np.uint8)] for text in texts]

@@ -138,7 +138,7 @@ MINIATURE: Rules = {
     "story": [Option(template="<opening>[0.3] <deed=deed>[0.6] {deed} again. Then <x=who!hero> and {x.pet}.")],
     "opening": [
         Option(template="Once <hero=who> met <friend=who!hero>.", weight=2),
-        Option(template="A {0} is no rule.".replace("{0}", "cat"), weight=0.5),
+        Option(template="There was <hero=who>.", weight=0.5),
         Option(template="One day, <hero=who> had a {hero.pet}.", weight=1),
     ],
     "deed": [Option(template="Go <where>!"), Option(template="Stay!", weight=3)],
@@ -149,8 +149,6 @@ MINIATURE: Rules = {
         Option(template="Cy", weight=1, fields={"pet": "cat"}),
     ],
 }
-# `hero` has to be known wherever it is recalled.
-MINIATURE["opening"][1] = Option(template="There was <hero=who>.", weight=0.5)  # type: ignore[index]
 
 
 def test_miniature_enumerated_completely() -> None:
@@ -276,17 +274,17 @@ def test_parsing_a_story_gives_back_its_probability(stories: list[Document]) -> 
 def test_ends_happen_as_often_as_they_say(stories: list[Document]) -> None:
     ended = Counter(round(math.exp(story.log_prob_end), 6) for story in stories)
     n = len(stories)
-    expected = {0.35: 0.35 * n, 0.45: 0.65 * 0.45 * n, 1.0: 0.65 * 0.55 * n}
+    expected = {0.2: 0.2 * n, 0.35: 0.8 * 0.35 * n, 1.0: 0.8 * 0.65 * n}
     assert set(ended) == set(expected)
     assert stats.chisquare([ended[p] for p in expected], list(expected.values())).pvalue > 1e-3
 
 
 def test_stories_are_small_and_varied(stories: list[Document]) -> None:
     words = np.array([len(story.text.split()) for story in stories])
-    assert 85 < words.mean() < 115
-    assert words.min() >= 45 and words.max() <= 160
+    assert 70 < words.mean() < 90
+    assert words.min() >= 35 and words.max() <= 130
     assert len({story.text for story in stories}) == len(stories)
-    assert np.mean([len(story.text.encode()) for story in stories]) < 520
+    assert np.mean([len(story.text.encode()) for story in stories]) < 450
     assert all(story.text == story.text.strip() and "  " not in story.text for story in stories)
     assert not any(mark in story.text for story in stories for mark in "<>{}[]=")
 
@@ -337,6 +335,12 @@ def test_tokens_of_a_story_do_not_depend_on_what_follows(stories: list[Document]
             whole = tokenizer.encode("\n".join(paragraphs[: count + 1]))
             part = tokenizer.encode("\n".join(paragraphs[:count]))
             assert whole[: len(part)] == part
+
+
+def test_a_story_fits_a_window_of_256_at_512_ids(stories: list[Document]) -> None:
+    """Which the floor needs; the `quick` study relies on it."""
+    tokenizer = train_tokenizer(BpeTokenizer(vocab_size=512), (story.text for story in stories))
+    assert max(len(ids) + 1 for ids in tokenizer.encode_batch([story.text for story in stories])) <= 256
 
 
 def test_writing_is_fast() -> None:

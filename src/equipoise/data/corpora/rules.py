@@ -120,7 +120,7 @@ Grammar = Mapping[str, Rule]
 
 
 def build(rules: Rules) -> Grammar:
-    """Parse every template. Raises ValueError for a rule that is missing, a weight that is no probability, a bad end."""
+    """Parse every template. Raises ValueError for a missing rule, a weight that is not above 0, a bad end."""
     grammar: dict[str, Rule] = {}
     for name, options in rules.items():
         if not options or not all(option.weight > 0 for option in options):

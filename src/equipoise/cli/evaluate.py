@@ -1,0 +1,104 @@
+"""`equipoise evaluate`: a trained run's loss on any text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.console import DeviceOption, JsonOption, QuietOption, count, emit_json, number, out, say
+from equipoise.cli.export import BestOption, RunArgument
+from equipoise.errors import ConfigError, DataError
+
+
+def evaluate(
+    directory: RunArgument,
+    text: Annotated[Path, typer.Option("--text", metavar="PATH", help="A .txt or .jsonl file, or a folder of them.")],
+    kind: Annotated[
+        str,
+        typer.Option("--kind", metavar="text|tinystories|gutenberg", help="How files hold documents, as in a study."),
+    ] = "text",
+    field: Annotated[str, typer.Option("--field", help="The field of a .jsonl line that holds the text.")] = "text",
+    best: BestOption = False,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a text with a run's weights: nats per token, and bits per byte of the raw text. Each token counts once.
+
+    Example: equipoise evaluate runs/quick/moe/250000-s0 --text story.txt
+    """
+    import torch
+
+    from equipoise.data.corpora import open_corpus
+    from equipoise.data.tokenizer import load_tokenizer
+    from equipoise.device import choose_compute
+    from equipoise.model.transformer import build
+    from equipoise.score import score_text
+    from equipoise.spec.data import Corpus, GutenbergCorpus, TextCorpus, TinyStoriesCorpus
+    from equipoise.weights import read_weights
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+    corpora: dict[str, Corpus] = {
+        "text": TextCorpus(path=str(text), field=field),
+        "tinystories": TinyStoriesCorpus(path=str(text)),
+        "gutenberg": GutenbergCorpus(path=str(text)),
+    }
+    if kind not in corpora:
+        raise ConfigError(f"--kind {kind}: expected one of {', '.join(corpora)}")
+    weights = read_weights(directory, best=best)
+    run, compute = weights.run, choose_compute(device, "float32")  # type: ignore[arg-type]  # checked above
+    try:
+        source = open_corpus(corpora[kind])
+        model = build(run.model, run.seed, compute.device)
+        model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in weights.tensors.items()})
+        score = score_text(
+            model,
+            load_tokenizer(directory / "tokenizer.json"),
+            (document.text for document in source.read()),
+            context=run.recipe.seq_len,
+            on_progress=_progress(quiet),
+        )
+    except DataError as error:  # readers name the fields of a study
+        raise DataError(str(error).replace("corpus.path", "--text").replace("corpus.field", "--field")) from None
+    if as_json:
+        emit_json(
+            {
+                "run": str(directory),
+                "step": weights.step,
+                "best": best,
+                "text": str(text),
+                "kind": kind,
+                "files": source.files,
+                "documents": score.num_documents,
+                "tokens": score.num_tokens,
+                "bytes": score.num_bytes,
+                "loss": score.loss,
+                "bpb": score.bpb,
+                "context": run.recipe.seq_len,
+                "device": compute.reason,
+            }
+        )
+    else:
+        out().print(
+            f"{directory}, step {weights.step:,}: {number(score.loss)} nats/token, {number(score.bpb)} bits per byte "
+            f"({count(score.num_documents)} document(s), {count(score.num_tokens)} tokens with their ends, "
+            f"{count(score.num_bytes)} bytes)"
+        )
+
+
+def _progress(quiet: bool) -> Callable[[int], None]:
+    """A line on stderr every ten seconds."""
+    said = time.monotonic()
+
+    def show(num_tokens: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= 10:
+            said = time.monotonic()
+            say(f"{num_tokens:,} tokens scored", quiet)
+
+    return show

@@ -1,0 +1,1 @@
+"""A trained run as a Hugging Face directory that carries it exactly; needs neither transformers nor torch."""
