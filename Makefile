@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 CORPORA ?=
+REASON ?=
 
 PY := .venv/bin/python
 CORE := .venv/.installed-core
@@ -13,7 +14,7 @@ PYTEST := $(PY) -m pytest -n auto $(if $(CORPORA),--corpora="$(CORPORA)")
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test unit lint bench clean
+.PHONY: help demo test unit lint bench golden clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +34,9 @@ lint: $(DEV) ## formatting, lint rules, types
 
 bench: $(DEV) ## the benchmarks
 	@set -e; for file in benchmarks/*.py; do echo "$$file"; $(PY) "$$file"; done
+
+golden: $(DEV) ## record the golden losses anew; REASON="..." is their line under Numerics in CHANGELOG.md
+	@$(PY) tests/test_golden.py '$(subst ','\'',$(REASON))'
 
 clean: ## remove caches and build output; .venv and runs stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

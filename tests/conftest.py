@@ -1,4 +1,4 @@
-"""Shared by all tests: the option `--corpora`, one thread per test process, no network, no deadlines."""
+"""Shared by all tests: the opt-in options, one thread per test process, no network, no deadlines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ settings.load_profile("house")
 def pytest_addoption(parser: pytest.Parser) -> None:
     # Written --corpora=DIR: pytest seeks its settings before it reads this file, and would take a lone DIR for a test.
     parser.addoption("--corpora", type=Path, metavar="DIR", help="real text: a folder with tinystories/ and gutenberg/")
+    parser.addoption("--python-457", type=Path, metavar="PATH", help="a Python that has transformers 4.57 and torch")
+    parser.addoption("--python-lm-eval", type=Path, metavar="PATH", help="a Python that has lm-eval[hf] 0.4")
 
 
 @pytest.fixture(scope="session")
@@ -109,12 +111,13 @@ def tiny(tiny_cache: Path) -> Any:
     """The tiny study, its data set, its resolved arms and its runs."""
     from equipoise.config import read_toml
     from equipoise.data.prepare import prepare
+    from equipoise.lock import expand
     from equipoise.matching import resolve_arms
     from equipoise.spec.study import parse_study
-    from equipoise.study import expand
 
     spec = parse_study(read_toml(TINY, "tiny"))
     dataset = prepare(spec.corpus, spec.tokenizer, tiny_cache)
     arms = resolve_arms(spec.arms, dataset.vocab_size, spec.recipe.seq_len)
-    runs = expand(spec, arms, dataset.digest)
-    return SimpleNamespace(spec=spec, dataset=dataset, arms=arms, runs=runs)
+    models = {name: arm.model for name, arm in arms.items()}
+    runs = expand(spec, models, dataset.digest)
+    return SimpleNamespace(spec=spec, dataset=dataset, arms=arms, models=models, runs=runs)

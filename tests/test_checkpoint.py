@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -67,25 +68,28 @@ def test_every_cut_and_every_flipped_bit_is_noticed(saved: Path, data: st.DataOb
         flipped = content[position] ^ (1 << data.draw(st.integers(0, 7), label="bit"))
         broken = content[:position] + bytes([flipped]) + content[position + 1 :]
     try:
-        same = name == "manifest.json" and json.loads(broken) == json.loads(content)
+        same = json.loads(broken) == json.loads(content)  # only blanks between values: nothing was lost
     except (ValueError, UnicodeDecodeError):
         same = False
     (saved / name).write_bytes(broken)
     try:
-        if not same and not (name == "manifest.json" and _harmless(broken, content)):
+        if not (same and name == "manifest.json"):
             with pytest.raises(IntegrityError, match="step-00000004"):
                 load_checkpoint(saved)
     finally:
         (saved / name).write_bytes(content)
 
 
-def _harmless(broken: bytes, content: bytes) -> bool:
-    """A manifest that still says the same about files and step (its schema_version may read otherwise)."""
-    try:
-        changed, original = json.loads(broken), json.loads(content)
-    except (ValueError, UnicodeDecodeError):
-        return False
-    return isinstance(changed, dict) and all(changed.get(key) == original[key] for key in ("files", "step"))
+def test_saving_twice_at_one_step_never_leaves_none(tmp_path: Path) -> None:
+    """As when stopped before and after an evaluation; killed between the two renames, the older one comes back."""
+    path = save_checkpoint(tmp_path, state(4), keep=[])
+    again = save_checkpoint(tmp_path, dataclasses.replace(state(4), state={"best_loss": 1.0}), keep=[])
+    assert again == path and load_checkpoint(path).state == {"best_loss": 1.0}
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    path.rename(tmp_path / f".{path.name}.old")
+    (tmp_path / f".{path.name}.99.tmp").mkdir()
+    found = load_latest(tmp_path, "r", print)
+    assert found is not None and found.step == 4 and [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_checkpoint_renamed_to_another_step_is_refused(tmp_path: Path) -> None:

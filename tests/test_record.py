@@ -17,10 +17,12 @@ from equipoise.record import (
     cut_rows,
     finish_run,
     last_row,
+    mark_rows,
     masked,
     read_config,
     read_rows,
     read_run,
+    rows_fault,
     start_run,
 )
 from equipoise.spec.model import DenseFFN, ModelConfig
@@ -83,9 +85,17 @@ def test_every_altered_file_breaks_the_run_and_is_named(finished: Path, name: st
 def test_an_altered_summary_breaks_the_run(finished: Path) -> None:
     path = finished / "summary.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
-    for change in ({"digest": "0" * 64}, {"status": "done"}, {"schema_version": 2}):
+    for change in ({"val_loss": 1.5}, {"digest": "0" * 64}, {"status": "done"}, {"schema_version": 2}, {"files": None}):
         path.write_text(json.dumps({**stored, **change}), encoding="utf-8")
-        assert read_run(finished).status == "broken"
+        record = read_run(finished)
+        assert record.status == "broken" and "summary.json: its digest does not match" in str(record.fault)
+
+
+def test_a_flipped_bit_in_weights_is_found_when_looked_for(finished: Path) -> None:
+    manifest = finished / "checkpoints" / "step-00000010" / "manifest.json"
+    manifest.write_text("[]", encoding="utf-8")  # as many bytes
+    assert read_run(finished, deep=False).status == "complete"
+    assert read_run(finished).status == "broken"
 
 
 def test_config_comes_back_and_another_run_is_refused(run: RunConfig, finished: Path) -> None:
@@ -99,17 +109,33 @@ def test_config_comes_back_and_another_run_is_refused(run: RunConfig, finished: 
         read_config(finished)
 
 
-def test_rows_are_cut_after_a_step_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
+def test_rows_are_cut_to_their_mark_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
+        if step == 3:
+            marks = mark_rows(tmp_path)
         append_row(path, {"kind": "train", "step": step, "text": "a\u2028b"})
     with path.open("a", encoding="utf-8") as file:
         file.write('{"kind":"train","ste')
     assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
     assert last_row(path) == {"kind": "train", "step": 3, "text": "a\u2028b"}
-    cut_rows(path, 2)
+    assert rows_fault(tmp_path, marks) is None
+    cut_rows(tmp_path, marks)
     assert [row["step"] for row in read_rows(path)] == [1, 2]
-    assert path.read_bytes().endswith(b"}\n")
+    cut_rows(tmp_path, None)
+    assert path.read_bytes() == b""
+
+
+def test_rows_missing_before_a_mark_or_altered_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        append_row(path, {"kind": "train", "step": step})
+    marks, content = mark_rows(tmp_path), path.read_bytes()
+    for broken in (content[:-1], b"", content.replace(b"2", b"7")):
+        path.write_bytes(broken)
+        assert "metrics.jsonl: rows that belong to the checkpoint are missing or altered" in str(
+            rows_fault(tmp_path, marks)
+        )
 
 
 def test_the_last_row_of_a_long_file_is_read_from_its_end(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from scipy import stats as oracle
 
 from equipoise.config import digest, dump
+from equipoise.lock import lock_study
 from equipoise.matching import resolve_arms
 from equipoise.record import append_row, finish_run, start_run, write_losses
 from equipoise.results import collect, contrast_pairs, write_results
 from equipoise.spec.study import EquivalentClaim, LowerClaim, StudySpec
-from equipoise.study import lock_study
 
 LOSSES = {"moe": {0: 2.50, 1: 2.55, 2: 2.61}, "dense": {0: 2.60, 1: 2.64, 2: 2.72}}
 
@@ -29,8 +29,9 @@ def layer(collapsed: bool) -> dict[str, Any]:
 def make(tmp_path: Path, tiny: Any, spec: StudySpec, **fates: str) -> Path:
     """A study directory; `fates` says what became of a run, e.g. moe_1="diverged" | "missing" | "collapsed"."""
     arms = resolve_arms(spec.arms, tiny.dataset.vocab_size, spec.recipe.seq_len)
-    lock = lock_study(tmp_path, spec, arms, tiny.dataset, "equipoise run tiny")
-    from equipoise.study import locked_runs
+    models = {name: arm.model for name, arm in arms.items()}
+    lock = lock_study(tmp_path, spec, models, tiny.dataset, "equipoise run tiny")
+    from equipoise.lock import locked_runs
 
     for run in locked_runs(lock):
         fate = fates.get(f"{run.arm}_{run.seed}", "complete")

@@ -1,114 +1,19 @@
-"""Study on disk: runs, plan, lock and amendments."""
+"""The plan before a study, and the disk it needs."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from equipoise.config import dump, read_toml
-from equipoise.errors import ConfigError, IntegrityError
-from equipoise.matching import resolve_arms
-from equipoise.record import finish_run, start_run
-from equipoise.spec.study import LowerClaim, StudySpec, parse_study
-from equipoise.study import DataFacts, expand, lock_study, locked_runs, plan, read_lock, status
-
-
-def lock(directory: Path, tiny: Any, spec: StudySpec) -> Any:
-    arms = resolve_arms(spec.arms, tiny.dataset.vocab_size, spec.recipe.seq_len)
-    return lock_study(directory, spec, arms, tiny.dataset)
-
-
-def begin(directory: Path, run: Any, finished: bool = False) -> None:
-    start_run(directory / run.folder, run, "{}")
-    if finished:
-        from equipoise.config import digest
-
-        finish_run(directory / run.folder, {"status": "complete", "digest": digest(run)})
-
-
-def test_runs_are_arms_times_seeds_times_budgets_largest_budget_first(tiny: Any) -> None:
-    spec = dataclasses.replace(tiny.spec, budgets=(5120, 10240))
-    runs = expand(spec, tiny.arms, tiny.dataset.digest)
-    assert len(runs) == 2 * 3 * 2 and len({run.folder for run in runs}) == 12
-    assert [run.folder for run in runs[:3]] == ["moe/10240-s0", "dense/10240-s0", "moe/10240-s1"]
-    assert all(run.model.vocab_size == tiny.dataset.vocab_size for run in runs)
-    assert [run.num_steps for run in runs][::6] == [20, 10]
-
-
-def test_steps_round_half_up_and_are_at_least_one(tiny: Any) -> None:
-    steps = [dataclasses.replace(tiny.runs[0], budget=b).num_steps for b in (1, 767, 768, 1279, 1280)]
-    assert steps == [1, 1, 2, 2, 3]
-
-
-def test_the_lock_comes_back_and_declares_the_same_runs(tiny: Any, tmp_path: Path) -> None:
-    written = lock(tmp_path, tiny, tiny.spec)
-    assert read_lock(tmp_path) == written
-    assert locked_runs(written) == tiny.runs
-    assert [record.status for record in status(tmp_path, written)] == ["missing"] * 6
-
-
-def test_before_the_first_run_everything_may_change(tiny: Any, tmp_path: Path) -> None:
-    lock(tmp_path, tiny, tiny.spec)
-    changed = dataclasses.replace(tiny.spec, seeds=(5,), claims=())
-    assert lock(tmp_path, tiny, changed).amendments == ()
-    assert read_lock(tmp_path).study.seeds == (5,)
-
-
-def test_what_has_begun_may_grow_but_not_change(tiny: Any, tmp_path: Path) -> None:
-    first = lock(tmp_path, tiny, tiny.spec)
-    begin(tmp_path, tiny.runs[0])
-    recipe = dataclasses.replace(tiny.spec.recipe, optim=dataclasses.replace(tiny.spec.recipe.optim, lr=1e-2))
-    claim = dataclasses.replace(tiny.spec.claims[0], margin=0.1)
-    for changed, line in (
-        (dataclasses.replace(tiny.spec, recipe=recipe), r"recipe\.optim\.lr: 0\.003 → 0\.01"),
-        (dataclasses.replace(tiny.spec, seeds=(0, 1)), r"seeds: 2 was removed"),
-        (dataclasses.replace(tiny.spec, claims=(claim,)), r"claims\.moe-lower\.margin: 0\.0 → 0\.1"),
-        (dataclasses.replace(tiny.spec, claims=()), r"claims\.moe-lower: was removed"),
-        (dataclasses.replace(tiny.spec, alpha=0.1), r"alpha: 0\.05 → 0\.1"),
-        (dataclasses.replace(tiny.spec, arms={"moe": tiny.spec.arms["moe"]}, claims=()), r"arms\.dense: was removed"),
-    ):
-        with pytest.raises(ConfigError, match=line):
-            lock(tmp_path, tiny, changed)
-        assert read_lock(tmp_path) == first
-    words = dataclasses.replace(tiny.spec, question="another wording")
-    assert lock(tmp_path, tiny, words).amendments == ()
-
-
-def test_additions_are_dated_and_post_hoc_only_after_a_finished_run(tiny: Any, tmp_path: Path) -> None:
-    lock(tmp_path, tiny, tiny.spec)
-    begin(tmp_path, tiny.runs[0])
-    more = dataclasses.replace(tiny.spec, seeds=(0, 1, 2, 3))
-    early = lock(tmp_path, tiny, more)
-    assert early.amendments[0]["added"] == {"seeds": [3]} and early.post_hoc("seeds") == []
-    begin(tmp_path, tiny.runs[0], finished=True)
-    claim = LowerClaim(id="late", left="dense", right="moe")
-    late = lock(tmp_path, tiny, dataclasses.replace(more, seeds=(0, 1, 2, 3, 4), claims=(*more.claims, claim)))
-    assert late.post_hoc("seeds") == [4] and late.post_hoc("claims") == ["late"]
-    assert late.amendments[0] == early.amendments[0] and late.amendments[1]["date"].startswith("20")
-    assert late.created == early.created
-
-
-def test_an_altered_or_absent_lock_is_refused(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match=r"no lock\.json there"):
-        read_lock(tmp_path)
-    lock(tmp_path, tiny, tiny.spec)
-    stored = json.loads((tmp_path / "lock.json").read_text(encoding="utf-8"))
-    stored["study"]["claims"][0]["margin"] = 0.5
-    (tmp_path / "lock.json").write_text(json.dumps(stored), encoding="utf-8")
-    with pytest.raises(IntegrityError, match="digest does not match"):
-        read_lock(tmp_path)
-
-
-def test_the_corpus_may_move_but_its_content_is_locked(tiny: Any, tmp_path: Path, tiny_toml: str) -> None:
-    lock(tmp_path, tiny, tiny.spec)
-    begin(tmp_path, tiny.runs[0])
-    other = dataclasses.replace(tiny.dataset, info={**tiny.dataset.info, "digest": "0" * 64})
-    with pytest.raises(ConfigError, match="the data changed"):
-        lock_study(tmp_path, tiny.spec, tiny.arms, other)
+from equipoise.errors import ResourceError
+from equipoise.spec.study import parse_study
+from equipoise.study import DataFacts, check_disk, plan
 
 
 def test_the_plan_counts_runs_steps_tokens_flops_and_disk(tiny: Any, tiny_toml: str) -> None:
@@ -120,7 +25,19 @@ def test_the_plan_counts_runs_steps_tokens_flops_and_disk(tiny: Any, tiny_toml: 
     flops = [arm["flops_per_token"] for arm in planned["arms"]]
     assert planned["train_flops"] == sum(flops) * (5120 + 51200) * 3
     params = [arm["params"]["total"] for arm in planned["arms"]]
-    assert planned["disk_bytes"] == sum(params) * 12 * 4 * 2 * 3 + 2 * 110 * 240 * 3
+    # per run at most four checkpoints of weights and two moments in float32, and 240 bytes a step
+    assert planned["disk_bytes"] == 6 * 4 * 12 * sum(params) + 158_400
+    for arm in planned["arms"]:
+        assert sum(arm["by_component"].values()) == arm["params"]["total"]
     assert json.loads(json.dumps(dump(planned), allow_nan=False))["name"] == "tiny"
     unknown = plan(spec, DataFacts(vocab_size=300, train_tokens=None, certain=False))
     assert unknown["budgets"][0]["epochs"] is None and unknown["train_s"] is None
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_trained(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_disk(tmp_path, tiny.runs)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with pytest.raises(ResourceError, match=r"1,000,000 bytes free; expected at least [\d,]+ for 6 runs"):
+        check_disk(tmp_path, tiny.runs)

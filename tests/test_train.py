@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import equipoise.session as session
 import equipoise.train as training
 from equipoise.data.packing import batch, eval_windows
 from equipoise.errors import ConfigError, DivergedError, IntegrityError, Interrupted
+from equipoise.files import read_json
 from equipoise.model.transformer import build
 from equipoise.optim import make_adamw
 from equipoise.record import count_spikes, masked, read_rows, read_run
 from equipoise.score import evaluate
+from equipoise.session import EVAL_SEED
 from equipoise.spec.study import RunConfig
 from equipoise.step import train_step
-from equipoise.train import EVAL_SEED, eval_steps, sample_steps, train
+from equipoise.train import eval_steps, sample_steps, train
 
 
 def pick(tiny: Any, arm: str, seed: int = 0) -> RunConfig:
@@ -149,8 +153,6 @@ def test_val_loss_is_the_loss_of_the_final_weights_on_every_validation_token(
     record = read_run(straight["moe"])
     assert record.summary is not None
     model = build(record.config.model, 0)  # type: ignore[union-attr]
-    from safetensors.torch import load_file
-
     model.load_state_dict(load_file(straight["moe"] / "checkpoints" / "step-00000010" / "model.safetensors"))
     tokens = np.asarray(tiny.dataset.tokens("validation")).astype(np.int64)
     ends = np.flatnonzero(tokens == tiny.dataset.eot_id)
@@ -175,19 +177,72 @@ def test_val_loss_is_the_loss_of_the_final_weights_on_every_validation_token(
     assert record.summary["val_bpb"] == pytest.approx(text / math.log(2) / num_bytes, rel=1e-5)
 
 
-def test_best_val_loss_is_the_full_score_at_the_lowest_point_of_the_curve(tiny: Any, tmp_path: Path) -> None:
-    """A rate far too high after a good start: the best point is not the last."""
+def rising(tiny: Any) -> RunConfig:
+    """A run whose rate climbs to something far too high: the best point of its curve is not the last."""
     run = pick(tiny, "dense")
-    optim = dataclasses.replace(run.recipe.optim, lr=3e-2, grad_clip=0.0)
+    optim = dataclasses.replace(run.recipe.optim, lr=1.0, grad_clip=0.0)
     schedule = dataclasses.replace(run.recipe.schedule, warmup_frac=0.99, final_frac=1.0)
-    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, optim=optim, schedule=schedule, num_evals=10))
-    run = dataclasses.replace(run, budget=512 * 40)
-    summary = train(run, tmp_path / "run", tiny.dataset)
+    return dataclasses.replace(
+        run, recipe=dataclasses.replace(run.recipe, optim=optim, schedule=schedule, num_evals=10)
+    )
+
+
+def test_best_val_loss_is_the_full_score_at_the_lowest_point_of_the_curve(tiny: Any, tmp_path: Path) -> None:
+    summary = train(rising(tiny), tmp_path / "run", tiny.dataset)
     curve = {row["step"]: row["loss"] for row in read_run(tmp_path / "run").rows("eval") if row["step"]}
-    assert summary["best_step"] == min(curve, key=lambda step: curve[step])
-    if summary["best_step"] != summary["steps"]:
-        assert summary["best_val_loss"] != summary["val_loss"]
-        assert (tmp_path / "run" / "checkpoints" / f"step-{summary['best_step']:08d}").is_dir()
+    best = summary["best_step"]
+    assert best == min(curve, key=lambda step: curve[step]) and best < summary["steps"]
+    assert summary["best_val_loss"] < summary["val_loss"]
+    model = build(rising(tiny).model, 0)
+    model.load_state_dict(load_file(tmp_path / "run" / "checkpoints" / f"step-{best:08d}" / "model.safetensors"))
+    windows = eval_windows(tiny.dataset, "validation", 256, 0, EVAL_SEED)
+    with torch.no_grad():
+        total = 0.0
+        for row in range(len(windows.inputs_WS)):
+            hidden = model(torch.from_numpy(windows.inputs_WS[row : row + 1])).hidden_TD
+            losses = torch.nn.functional.cross_entropy(
+                model.logits(hidden), torch.from_numpy(windows.targets_WS[row]), reduction="none"
+            )
+            total += float(losses[torch.from_numpy(windows.unit_WS[row] >= 0)].double().sum())
+    assert summary["best_val_loss"] == pytest.approx(total / windows.num_targets, rel=1e-5)
+
+
+@pytest.mark.parametrize("what", ["best", "rows", "line"])
+def test_a_run_whose_parts_were_damaged_is_done_again_to_the_same_bytes(tiny: Any, tmp_path: Path, what: str) -> None:
+    """The best weights altered, rows lost although the checkpoint is whole, a line broken in the middle."""
+    run, directory = rising(tiny), tmp_path / "run"
+    first = train(run, directory, tiny.dataset)
+    metrics, said = directory / "metrics.jsonl", list[str]()
+    rows = masked(read_rows(metrics))
+    if what == "best":
+        path = directory / "checkpoints" / f"step-{first['best_step']:08d}" / "model.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif what == "rows":
+        metrics.write_bytes(metrics.read_bytes()[:-400])
+    else:
+        metrics.write_bytes(metrics.read_bytes().replace(b'"step":4', b'"step:4'))
+    again = train(run, directory, tiny.dataset, log=said.append)
+    assert any("doing again what is needed" in line for line in said)
+    assert any("set aside" in line for line in said)
+    assert (again["val_loss"], again["best_val_loss"]) == (first["val_loss"], first["best_val_loss"])
+    assert masked(read_rows(metrics)) == rows and read_run(directory).status == "complete"
+
+
+def test_going_on_under_another_environment_is_said_and_recorded(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, said = tmp_path / "run", list[str]()
+    with pytest.raises(Interrupted):
+        train(pick(tiny, "dense"), directory, tiny.dataset, stop_signal=stop_after(20))
+    step = int(sorted(path.name for path in (directory / "checkpoints").glob("step-*"))[-1].removeprefix("step-"))
+    here = session.environment
+    monkeypatch.setattr(session, "environment", lambda *a: {**here(*a), "torch": "9.9"})
+    summary = train(pick(tiny, "dense"), directory, tiny.dataset, log=said.append)
+    assert summary["resumed_elsewhere"] == [step]
+    assert any("goes on with another torch" in line for line in said)
+    environments = read_json(directory / "environment.json")["environments"]
+    assert [e["torch"] for e in environments] == [torch.__version__, "9.9"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_anything_is_stepped(
@@ -211,7 +266,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_anything_is_stepped(
     assert record.summary["val_loss"] is None and record.summary["steps"] == 5
     assert "lm_loss is not finite" in record.summary["message"]
     monkeypatch.undo()
-    assert train(pick(tiny, "moe"), tmp_path / "run", tiny.dataset)["status"] == "diverged"
+    with pytest.raises(DivergedError, match=r"step 5: lm_loss is not finite \(delete the directory"):
+        train(pick(tiny, "moe"), tmp_path / "run", tiny.dataset)
 
 
 def test_a_gradient_that_is_not_finite_is_named(tiny: Any) -> None:
@@ -274,5 +330,6 @@ def test_spikes_are_counted_against_the_128_updates_before() -> None:
     assert count_spikes(calm) == 0
     calm[150] = 4.0
     assert count_spikes(calm) == 1
-    calm[20] = 9.0  # inside the first 128: not judged, but it widens the window after it
-    assert count_spikes(calm[:128]) == 0
+    calm[30] = 9.0  # not judged itself, but it widens the window in which 150 is
+    assert count_spikes(calm) == 0
+    assert count_spikes(calm[:128]) is None  # nothing was judged

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from equipoise.errors import IntegrityError
-from equipoise.files import describe_file, file_faults, read_json, sync_folder, write_json
+from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, sync_folder, write_json
 
 SCHEMA_VERSION = 1
 FILES = ("model.safetensors", "optim.safetensors", "state.json")
@@ -63,11 +63,13 @@ def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) 
             _sync(temporary / name)
         files = {name: describe_file(temporary / name) for name in FILES}
         write_json(
-            temporary / "manifest.json", {"schema_version": SCHEMA_VERSION, "step": train_state.step, "files": files}
+            temporary / "manifest.json",
+            seal({"schema_version": SCHEMA_VERSION, "step": train_state.step, "files": files}),
         )
-        if target.exists():
-            shutil.rmtree(target)
+        if target.exists():  # saved twice at one step, as when stopped before and after its evaluation
+            target.rename(_replaced(target))
         temporary.rename(target)
+        shutil.rmtree(_replaced(target), ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(folder)
@@ -77,10 +79,10 @@ def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) 
 
 def load_checkpoint(path: Path) -> TrainState:
     """Read one checkpoint folder; IntegrityError naming the first file that is missing, altered or unreadable."""
-    manifest = read_json(path / "manifest.json")
+    manifest = read_sealed(path / "manifest.json")
     files = manifest.get("files")
-    if not isinstance(files, dict) or sorted(files) != sorted(FILES):
-        raise IntegrityError(f"{path}/manifest.json: expected the files {', '.join(FILES)}")
+    if manifest.get("schema_version") != SCHEMA_VERSION or not isinstance(files, dict) or set(files) != set(FILES):
+        raise IntegrityError(f"{path}/manifest.json: expected schema_version {SCHEMA_VERSION} of {', '.join(FILES)}")
     faults = file_faults(path, files)
     if faults:
         raise IntegrityError(f"{path}/{faults[0]}")
@@ -97,20 +99,26 @@ def load_checkpoint(path: Path) -> TrainState:
     )
 
 
-def load_latest(folder: Path, run: str, set_aside: Callable[[str], None] | None = None) -> TrainState | None:
+def load_latest(
+    folder: Path,
+    run: str,
+    set_aside: Callable[[str], None] | None = None,
+    fault: Callable[[TrainState], str | None] = lambda _: None,
+) -> TrainState | None:
     """The newest checkpoint of the run with digest `run` that verifies, or None. Reads only, unless told otherwise.
 
-    With `set_aside` (the run's own process passes it) each newer one that does not verify is renamed `corrupt-…`,
-    never deleted, and told of in one line; leftovers of a killed save are removed.
+    `fault` may name a further reason not to take one. With `set_aside` (the run's own process passes it) each newer
+    one that is not taken is renamed `corrupt-…`, never deleted, and told of in one line; leftovers of a killed save
+    are removed.
     """
     if set_aside is not None:
-        for leftover in folder.glob(".step-*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _tidy(folder)
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
             found = load_checkpoint(path)
-            if found.run != run:
-                raise IntegrityError(f"{path}: belongs to another run")
+            why = f"{path}: belongs to another run" if found.run != run else fault(found)
+            if why:
+                raise IntegrityError(why)
             return found
         except IntegrityError as error:
             if set_aside is None:
@@ -122,9 +130,43 @@ def load_latest(folder: Path, run: str, set_aside: Callable[[str], None] | None 
     return None
 
 
+def _tidy(folder: Path) -> None:
+    """Finish or undo what a killed save left behind."""
+    for temporary in folder.glob(".step-*.tmp"):
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in folder.glob(".step-*.old"):
+        target = folder / old.name.removeprefix(".").removesuffix(".old")
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(target)
+
+
+def _replaced(target: Path) -> Path:
+    """Where a checkpoint lies while another of the same step takes its place."""
+    return target.with_name(f".{target.name}.old")
+
+
 def checkpoint_path(folder: Path, step: int) -> Path:
     """Folder of the checkpoint at `step`."""
     return folder / f"step-{step:08d}"
+
+
+def restore_model(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put weights back; IntegrityError naming the first that is missing, unknown or of another shape.
+
+    Nothing is loaded unless everything fits, and no prefix is guessed away: a weight is never left at its random start.
+    """
+    own = model.state_dict()
+    faults = [f"{name!r} is missing" for name in own if name not in tensors]
+    faults += [f"{name!r} is no parameter of this model" for name in tensors if name not in own]
+    for name, tensor in own.items():
+        found = tensors.get(name, tensor)
+        if found.shape != tensor.shape:
+            faults.append(f"{name!r} is {list(found.shape)}; expected {list(tensor.shape)}")
+    if faults:
+        raise IntegrityError(f"model.safetensors: {faults[0]}")
+    model.load_state_dict(tensors)
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

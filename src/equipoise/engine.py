@@ -59,7 +59,7 @@ class Stop:
 
 @contextmanager
 def catching_signals(second: Callable[[int], None] = lambda _: None) -> Iterator[Stop]:
-    """Count SIGINT and SIGTERM instead of dying of them; the handler does nothing but set a flag.
+    """Count SIGINT, SIGTERM and SIGHUP instead of dying of them; the handler does nothing but set a flag.
 
     `second` is called with the number of a second signal, for callers that then quit at once.
     """
@@ -71,7 +71,9 @@ def catching_signals(second: Callable[[int], None] = lambda _: None) -> Iterator
         if stop.count > 1:
             second(number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # a closed terminal is a reason to save too; Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from equipoise.config import dump
+from equipoise.config import digest, dump
 from equipoise.errors import IntegrityError, LockedError
 
 
@@ -55,6 +55,19 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, text.encode())
 
 
+def seal(value: dict[str, Any]) -> dict[str, Any]:
+    """`value` with a digest of itself under `self_digest`, so that any later change of it can be noticed."""
+    return {**value, "self_digest": digest(value)}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON object written through `seal`; IntegrityError naming the file when it is not what was sealed."""
+    stored = read_json(path)
+    if stored.pop("self_digest", None) != digest(stored):
+        raise IntegrityError(f"{path}: its digest does not match its content; it was changed after it was written")
+    return stored
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as file:
@@ -78,7 +91,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def file_faults(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
-    """One line per recorded file that is missing or altered."""
+    """One line per recorded file that is missing or altered; without a recorded SHA-256 only sizes are compared."""
     faults = []
     for name, recorded in files.items():
         path = directory / name
@@ -86,7 +99,7 @@ def file_faults(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
             faults.append(f"{name}: missing")
         elif path.stat().st_size != recorded["bytes"]:
             faults.append(f"{name}: {path.stat().st_size} bytes, recorded {recorded['bytes']}")
-        elif file_sha256(path) != recorded["sha256"]:
+        elif "sha256" in recorded and file_sha256(path) != recorded["sha256"]:
             faults.append(f"{name}: content differs from its recorded SHA-256")
     return faults
 

@@ -12,7 +12,9 @@ summary.json              written last by rename: results, and size and SHA-256 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -25,11 +27,12 @@ from safetensors.numpy import load_file, save
 
 from equipoise.config import differences, digest, dump, load
 from equipoise.errors import ConfigError, IntegrityError
-from equipoise.files import describe_file, file_faults, read_json, write_bytes, write_json
+from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, write_bytes, write_json
 from equipoise.spec.study import RunConfig
 
 SCHEMA_VERSION: Final = 1
 WEIGHTS: Final = "checkpoints"
+ROW_FILES: Final = ("metrics.jsonl", "samples.jsonl")
 SPIKE_WINDOW: Final = 128
 SPIKE_SIGMAS: Final = 6.0
 MASKED_FIELDS: Final = ("elapsed_s", "tokens_per_s", "train_s", "peak_memory_bytes")
@@ -66,13 +69,35 @@ def start_run(directory: Path, run: RunConfig, tokenizer_json: str) -> None:
     write_bytes(directory / "tokenizer.json", tokenizer_json.encode())
 
 
-def cut_rows(path: Path, step: int) -> None:
-    """Drop the rows after `step` and a torn last line: what stays is what a run stopped at `step` had written."""
-    if not path.exists():
-        return
-    rows = [row for row in read_rows(path) if row["step"] <= step]
-    text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
-    write_bytes(path, text.encode())
+def mark_rows(directory: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of the row files as they are now, made durable: what belongs to a checkpoint saved now."""
+    marks = {}
+    for name in ROW_FILES:
+        path = directory / name
+        path.touch()
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        marks[name] = describe_file(path)
+    return marks
+
+
+def rows_fault(directory: Path, marks: dict[str, dict[str, Any]]) -> str | None:
+    """Why the row files do not begin with what `mark_rows` described, or None when they do."""
+    for name in ROW_FILES:
+        path, mark = directory / name, marks[name]
+        beginning = path.read_bytes()[: mark["bytes"]] if path.is_file() else b""
+        if len(beginning) != mark["bytes"] or hashlib.sha256(beginning).hexdigest() != mark["sha256"]:
+            return f"{path}: rows that belong to the checkpoint are missing or altered"
+    return None
+
+
+def cut_rows(directory: Path, marks: dict[str, dict[str, Any]] | None) -> None:
+    """Cut the row files back to what `marks` describes (None: to nothing), whatever else was written since."""
+    for name in ROW_FILES:
+        path = directory / name
+        if path.is_file():
+            with path.open("r+b") as file:
+                file.truncate(marks[name]["bytes"] if marks else 0)
 
 
 def write_losses(directory: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -90,7 +115,7 @@ def finish_run(directory: Path, summary: dict[str, Any]) -> dict[str, Any]:
         if path.is_file() and path.name != "summary.json" and not path.name.startswith(".")
     }
     whole = {"schema_version": SCHEMA_VERSION, **summary, "files": files}
-    write_json(directory / "summary.json", whole)
+    write_json(directory / "summary.json", seal(whole))
     return whole
 
 
@@ -111,6 +136,8 @@ class RunRecord:
     """The summary of a complete or diverged run."""
     fault: str | None = None
     """What is wrong with a broken one."""
+    locked: RunConfig | None = None
+    """The run that the study's lock declares here; None outside a study."""
 
     def rows(self, kind: Literal["train", "eval"]) -> list[dict[str, Any]]:
         """Rows of `metrics.jsonl` of one kind, in order."""
@@ -172,8 +199,12 @@ def read_config(directory: Path) -> RunConfig | None:
     return run
 
 
-def read_run(directory: Path) -> RunRecord:
-    """Read and verify a run directory; never raises for what it finds there."""
+def read_run(directory: Path, *, deep: bool = True) -> RunRecord:
+    """Read and verify a run directory; never raises for what it finds there.
+
+    Every file is compared with the SHA-256 in the summary; with `deep=False` only the size of weight files is, for
+    callers that will not use them.
+    """
     try:
         config = read_config(directory)
         if config is None:
@@ -182,10 +213,9 @@ def read_run(directory: Path) -> RunRecord:
             resumable = any((directory / WEIGHTS).glob("step-*/manifest.json"))
             status: Status = "interrupted" if resumable else "started"
             return RunRecord(directory=directory, config=config, status=status, summary=None)
-        summary = read_json(directory / "summary.json")
-        faults = _summary_faults(summary, config) or file_faults(
-            directory, _expected_files(directory, summary["files"])
-        )
+        summary = read_sealed(directory / "summary.json")
+        faults = _summary_faults(summary, config)
+        faults = faults or file_faults(directory, _expected_files(directory, summary["files"], deep))
     except IntegrityError as error:
         return RunRecord(directory=directory, config=None, status="broken", summary=None, fault=str(error))
     if faults:
@@ -203,23 +233,28 @@ def _summary_faults(summary: dict[str, Any], config: RunConfig) -> list[str]:
     return []
 
 
-def _expected_files(directory: Path, files: dict[str, Any]) -> dict[str, Any]:
+def _expected_files(directory: Path, files: dict[str, Any], deep: bool) -> dict[str, Any]:
     """The recorded files that have to be there: a checkpoint that was deleted whole is no fault of a complete run."""
-    return {
-        name: recorded
-        for name, recorded in files.items()
-        if not name.startswith(f"{WEIGHTS}/") or (directory / name).parent.exists()
-    }
+    expected = {}
+    for name, recorded in files.items():
+        if not name.startswith(f"{WEIGHTS}/"):
+            expected[name] = recorded
+        elif (directory / name).parent.exists():
+            expected[name] = recorded if deep else {"bytes": recorded["bytes"]}
+    return expected
 
 
 # ------------------------------------------------------------------------------------------------ what rows say
 
 
-def count_spikes(losses: Sequence[float]) -> int:
+def count_spikes(losses: Sequence[float]) -> int | None:
     """Updates whose training loss lies over 6 standard deviations above the mean of the 128 before it.
 
-    The rule of OLMo-core's stability monitor; the first 128 updates are not judged.
+    The rule of OLMo-core's stability monitor; the first 128 updates are not judged, and None is returned when there
+    are no others.
     """
+    if len(losses) <= SPIKE_WINDOW:
+        return None
     window: deque[float] = deque(maxlen=SPIKE_WINDOW)
     spikes = 0
     for loss in losses:

@@ -144,17 +144,18 @@ def score_text(
     does; what stands before a document there moves its loss a little.) Empty texts are passed over; `on_progress` is
     told the targets scored so far. Raises DataError when there is no text, DivergedError when a loss is not finite.
     """
-    num_documents = num_tokens = num_bytes = 0
+    num_documents = num_tokens = num_bytes = width = 0
     nats = np.zeros(2)
     rows: list[np.ndarray] = []
     for text in filter(None, texts):
         ids = np.append(tokenizer.encode_arrays([text])[0], tokenizer.eot_id)
         num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
         for unit in np.split(ids, range(context, len(ids), context)):
-            if rows and (len(rows) + 1) * max(len(row) for row in [*rows, unit]) > FORWARD_TOKENS:
+            width = max(width, len(unit))
+            if rows and (len(rows) + 1) * width > FORWARD_TOKENS:
                 nats += _nats(model, rows, tokenizer.eot_id)
                 on_progress(num_tokens)
-                rows = []
+                rows, width = [], len(unit)
             rows.append(unit)
             num_tokens += len(unit)
     if not rows:

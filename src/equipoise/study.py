@@ -1,4 +1,4 @@
-"""A study on disk: arms × seeds × budgets as runs, the plan before, the lock, the status. Never loads torch.
+"""A study before it runs: the plan, and its preparation (data, matched arms, lock). Never loads torch.
 
 Not for: solving widths (`matching`), training (`train`), starting processes (`engine`), statistics (`results`).
 
@@ -10,82 +10,32 @@ Not for: solving widths (`matching`), training (`train`), starting processes (`e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from equipoise.config import Table, differences, digest, dump, load
-from equipoise.data.dataset import Dataset
-from equipoise.data.packing import epochs
-from equipoise.errors import ConfigError, IntegrityError
-from equipoise.files import read_json, write_json
+from equipoise.accounting import count_params
+from equipoise.config import dump
+from equipoise.data.dataset import Dataset, cached
+from equipoise.data.packing import check_windows, epochs
+from equipoise.data.prepare import estimate, prepare
+from equipoise.errors import ConfigError, ResourceError
+from equipoise.lock import Lock, lock_study
 from equipoise.matching import ResolvedArm, resolve_arms
-from equipoise.record import RunRecord, read_run
+from equipoise.spec.data import requested_vocab_size
 from equipoise.spec.study import RunConfig, StudySpec, num_steps
 
 SCHEMA_VERSION: Final = 1
-GROWING: Final = ("seeds", "budgets", "claims", "arms")
-"""What may be added to a locked study; nothing of it may change or go."""
-FREE: Final = ("question",)
-"""Words that no result depends on."""
 CHECKPOINTS_HELD: Final = 4
 """Checkpoints of a run that can lie on disk at once: the newest two, the best, and the one being written."""
 BYTES_PER_STEP: Final = 240
 """Measured size of one row of metrics.jsonl."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lock:
-    """What a study directory was declared to be."""
-
-    study: StudySpec
-    """The study with all amendments."""
-    models: dict[str, Any]
-    """Resolved model per arm, dumped."""
-    data: str
-    """Digest of the data set."""
-    dataset: dict[str, Any]
-    """What the data set says of itself (title, licence, splits, duplicates)."""
-    created: str
-    """When, UTC."""
-    command: str
-    """The command line that declared it; not part of the digest."""
-    amendments: tuple[dict[str, Any], ...]
-    """What was added later: `date`, `added` (names per kind), `after_first_run`."""
-
-    def post_hoc(self, kind: str) -> list[Any]:
-        """Names (or seeds, budgets) of `kind` that were added after the first finished run."""
-        return [item for a in self.amendments if a["after_first_run"] for item in a["added"].get(kind, [])]
-
-    def digest(self) -> str:
-        """SHA-256 of what is locked."""
-        return digest({"study": self.study, "models": self.models, "data": self.data, "amendments": self.amendments})
-
-
-# ------------------------------------------------------------------------------------------------ runs
-
-
-def expand(spec: StudySpec, arms: Mapping[str, ResolvedArm], data: str) -> tuple[RunConfig, ...]:
-    """Every run of the study, large budgets first (so that no long run is left for last), then seed by seed."""
-    return tuple(
-        RunConfig(arm=name, seed=seed, budget=budget, model=arms[name].model, recipe=spec.recipe, data=data)
-        for budget in sorted(spec.budgets, reverse=True)
-        for seed in spec.seeds
-        for name in spec.arms
-    )
-
-
-def locked_runs(lock: Lock) -> tuple[RunConfig, ...]:
-    """Every run that a lock declares."""
-    vocab_size = next(iter(lock.models.values()))["vocab_size"]
-    return expand(lock.study, resolve_arms(lock.study.arms, vocab_size, lock.study.recipe.seq_len), lock.data)
-
-
-def status(directory: Path, lock: Lock) -> list[RunRecord]:
-    """The state of every run of the study, in the study's order."""
-    return [read_run(directory / run.folder) for run in locked_runs(lock)]
+SPARE: Final = 1.2
+"""Free disk wanted, as a multiple of what the runs will need."""
+MANY_EPOCHS: Final = 4
+"""Passes over the training data beyond which repeated data hurts visibly (arXiv 2305.16264)."""
 
 
 # ------------------------------------------------------------------------------------------------ plan
@@ -143,7 +93,9 @@ def plan(
         "budgets": budgets,
         "num_runs": len(spec.arms) * len(spec.seeds) * len(spec.budgets),
         "train_flops": sum(per_arm),
-        "disk_bytes": sum(_run_bytes(arm, sum(steps.values()), len(steps)) * len(spec.seeds) for arm in arms.values()),
+        "disk_bytes": sum(
+            run_bytes(arm.params.total, sum(steps.values()), len(steps)) * len(spec.seeds) for arm in arms.values()
+        ),
         "step_s": dict(step_s) if step_s is not None else None,
         "train_s": seconds,
         "jobs": num_jobs,
@@ -152,9 +104,9 @@ def plan(
     }
 
 
-def _run_bytes(arm: ResolvedArm, steps: int, num_budgets: int) -> int:
-    """Weights and two moments in float32 per checkpoint, and the record."""
-    return arm.params.total * 12 * CHECKPOINTS_HELD * num_budgets + steps * BYTES_PER_STEP
+def run_bytes(num_params: int, steps: int, num_runs: int) -> int:
+    """Disk that runs need at most: weights and two moments in float32 per checkpoint, and the record."""
+    return num_params * 12 * CHECKPOINTS_HELD * num_runs + steps * BYTES_PER_STEP
 
 
 def arm_table(arm: ResolvedArm) -> dict[str, Any]:
@@ -179,146 +131,72 @@ def arm_table(arm: ResolvedArm) -> dict[str, Any]:
         "kind": ffn.kind,
         "widths": widths,
         "params": {name: getattr(arm.params, name) for name in totals},
-        "by_component": dump(arm.params),
+        "by_component": arm.params.by_component(),
         "flops_per_token": arm.flops.training,
         "forward_flops_per_token": arm.flops.forward,
         "match": match,
     }
 
 
-# ------------------------------------------------------------------------------------------------ lock
+# ------------------------------------------------------------------------------------------------ preparation
 
 
-def read_lock(directory: Path) -> Lock:
-    """The lock of a study directory; IntegrityError when there is none or it is altered."""
-    path = directory / "lock.json"
-    if not path.exists():
-        raise IntegrityError(
-            f"{directory}: no lock.json there; expected the folder of a study that was started with `run`"
-        )
-    stored = read_json(path)
-    try:
-        lock = Lock(
-            study=load(StudySpec, stored["study"]),
-            models=stored["models"],
-            data=stored["data"],
-            dataset=stored["dataset"],
-            created=stored["created"],
-            command=stored["command"],
-            amendments=tuple(stored["amendments"]),
-        )
-    except (KeyError, TypeError, ConfigError) as error:
-        raise IntegrityError(f"{path}: not a study lock ({str(error).splitlines()[0]})") from None
-    if stored.get("digest") != lock.digest():
-        raise IntegrityError(
-            f"{path}: its digest does not match its content; the file was changed after it was written"
-        )
-    return lock
+def data_facts(spec: StudySpec, cache: Path) -> DataFacts:
+    """Vocabulary and training tokens as far as they are known without writing anything.
 
-
-def lock_study(
-    directory: Path, spec: StudySpec, arms: Mapping[str, ResolvedArm], dataset: Dataset, command: str = ""
-) -> Lock:
-    """Lock the study, or hold it to the lock that is there: additions become a dated amendment, changes are refused.
-
-    As long as no run has begun, everything may still change. Raises ConfigError naming every field that was changed
-    or removed.
+    From the cache; else estimated from a sample; without `corpus.path`, the requested vocabulary alone. Raises
+    DataError for a corpus that cannot be used.
     """
-    fresh = Lock(
-        study=spec,
-        models={name: dump(arm.model) for name, arm in arms.items()},
-        data=dataset.digest,
-        dataset=dataset.info,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        amendments=(),
-    )
-    path = directory / "lock.json"
-    if not path.exists():
-        return _write_lock(path, fresh)
-    old = read_lock(directory)
-    records = status(directory, old)
-    if all(record.status == "missing" for record in records):
-        return _write_lock(path, fresh)
-    refused = [line for line in _changes(old, fresh) if line]
-    if refused:
+    if _path_is_unset(spec):
+        return DataFacts(vocab_size=requested_vocab_size(spec.tokenizer), train_tokens=None, certain=False)
+    dataset = cached(spec.corpus, spec.tokenizer, cache)
+    if dataset is not None:
+        return DataFacts(vocab_size=dataset.vocab_size, train_tokens=len(dataset.tokens("train")), certain=True)
+    guess = estimate(spec.corpus, spec.tokenizer)
+    return DataFacts(vocab_size=guess.vocab_size, train_tokens=guess.train_tokens, certain=False)
+
+
+def prepare_study(
+    spec: StudySpec,
+    directory: Path,
+    cache: Path,
+    *,
+    command: str = "",
+    say: Callable[[str], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Lock, Dataset]:
+    """Prepare the corpus (once), match the arms with the vocabulary the tokenizer really has, lock the design.
+
+    Raises ConfigError (no corpus, no match, a locked field changed), DataError, Interrupted.
+    """
+    if _path_is_unset(spec):
         raise ConfigError(
-            "\n".join(f"{directory}: locked, {line}" for line in refused)
-            + "\nwhat has begun stays as it was declared; add to it, or take another --out"
+            f"corpus.path: not set; {spec.corpus.kind} needs a folder of text, "
+            "for example --set 'corpus.path=\"path/to/folder\"'"
         )
-    added = _added(dump(old.study), dump(spec))
-    amendments = old.amendments
-    if added:
-        finished = any(record.status in ("complete", "diverged") for record in records)
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        amendments = (*amendments, {"date": date, "added": added, "after_first_run": finished})
-    return _write_lock(
-        path,
-        Lock(
-            study=spec,
-            models=fresh.models,
-            data=old.data,
-            dataset=old.dataset,
-            created=old.created,
-            command=command if added else old.command,
-            amendments=amendments,
-        ),
-    )
+    requested = requested_vocab_size(spec.tokenizer)
+    resolve_arms(spec.arms, requested, spec.recipe.seq_len)  # a fault of the study costs no preparation
+    dataset = prepare(spec.corpus, spec.tokenizer, cache, progress=say, should_stop=should_stop)
+    check_windows(dataset, spec.recipe.seq_len)
+    if dataset.vocab_size != requested:
+        say(f"vocabulary: {dataset.vocab_size} reached of {requested}; arms matched anew")
+    arms = resolve_arms(spec.arms, dataset.vocab_size, spec.recipe.seq_len)
+    for budget in spec.budgets:
+        tokens = num_steps(budget, spec.recipe) * spec.recipe.batch_tokens
+        passes = epochs(tokens, len(dataset.tokens("train")), spec.recipe.seq_len)
+        if passes > MANY_EPOCHS:
+            say(f"warning: budget {budget:,} repeats the training data {passes:.1f} times")
+    models = {name: arm.model for name, arm in arms.items()}
+    return lock_study(directory, spec, models, dataset, command), dataset
 
 
-def _write_lock(path: Path, lock: Lock) -> Lock:
-    write_json(
-        path,
-        {
-            "schema_version": SCHEMA_VERSION,
-            "digest": lock.digest(),
-            "created": lock.created,
-            "command": lock.command,
-            "data": lock.data,
-            "amendments": list(lock.amendments),
-            "study": lock.study,
-            "models": lock.models,
-            "dataset": lock.dataset,
-        },
-    )
-    return lock
+def check_disk(directory: Path, runs: Sequence[RunConfig]) -> None:
+    """ResourceError when the disk has less than 1.2 times what `runs` will need at most."""
+    need = round(SPARE * sum(run_bytes(count_params(run.model).total, run.num_steps, 1) for run in runs))
+    free = shutil.disk_usage(directory).free
+    if free < need:
+        raise ResourceError(f"{directory}: {free:,} bytes free; expected at least {need:,} for {len(runs)} runs")
 
 
-def _changes(old: Lock, new: Lock) -> list[str]:
-    """One line per declared thing that the new study changes or drops."""
-    before, after = dump(old.study), dump(new.study)
-    lines = [] if old.data == new.data else [f"the data changed: digest {old.data[:12]}… → {new.data[:12]}…"]
-    for key in before:
-        if key in FREE or key in GROWING:
-            continue
-        old_value, new_value = before[key], after[key]
-        if key == "corpus":  # the content is locked by its digest; where it lies is not
-            old_value, new_value = ({k: v for k, v in value.items() if k != "path"} for value in (old_value, new_value))
-        lines += differences(old_value, new_value, key)
-    for key in ("seeds", "budgets"):
-        lines += [f"{key}: {item} was removed" for item in before[key] if item not in after[key]]
-    lines += _kept_changes("claims", _by_id(before["claims"]), _by_id(after["claims"]))
-    lines += _kept_changes("arms", before["arms"], after["arms"])
-    lines += _kept_changes("resolved arms", old.models, {k: v for k, v in new.models.items() if k in old.models})
-    return lines
-
-
-def _kept_changes(kind: str, before: Table, after: Table) -> list[str]:
-    lines: list[str] = []
-    for name, value in before.items():
-        lines += differences(value, after[name], f"{kind}.{name}") if name in after else [f"{kind}.{name}: was removed"]
-    return lines
-
-
-def _added(before: Table, after: Table) -> dict[str, list[Any]]:
-    added: dict[str, Sequence[Any]] = {
-        "seeds": [seed for seed in after["seeds"] if seed not in before["seeds"]],
-        "budgets": [budget for budget in after["budgets"] if budget not in before["budgets"]],
-        "claims": [name for name in _by_id(after["claims"]) if name not in _by_id(before["claims"])],
-        "arms": [name for name in after["arms"] if name not in before["arms"]],
-    }
-    return {kind: list(names) for kind, names in added.items() if names}
-
-
-def _by_id(claims: Sequence[Table]) -> Table:
-    return {claim["id"]: claim for claim in claims}
+def _path_is_unset(spec: StudySpec) -> bool:
+    return getattr(spec.corpus, "path", "") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from equipoise.spec.data import BpeTokenizer, ByteTokenizer
 
 CORPUS = [
     "Once upon a time, there was a little dog. It's the dog's ball, they'll play; we've seen 12 dogs!",
-    "Der Hund läuft. \u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587 — emoji 👩‍👩‍👧 👍🏽, e\u0301.\r\n\tTabs\u00a0and\u2028more.\n\n\n  end",
+    "Der Hund läuft. \u4e2d\u6587 \u4e2d\u6587 \u4e2d\u6587 — 👩‍👧 👍🏽 e\u0301.\r\n\tand\u00a0so\u2028on.\n\n\n  end",
     f"{END_OF_TEXT} is text. {END_OF_TEXT}",
 ] * 3
 
@@ -195,7 +196,7 @@ def test_one_huge_line_is_not_slower_than_many(bpe: TextTokenizer) -> None:
 
 
 def test_beside_fork_nothing_hangs_and_nothing_is_printed() -> None:
-    """The library's thread pool would dead-lock in the child; the parent trained and encoded before."""
+    """The library's thread pool, asked for here, would dead-lock in the child; the parent trained and encoded before."""
     code = """
 import os
 from equipoise.data.tokenizer import train_tokenizer
@@ -208,5 +209,7 @@ if child == 0:
     os._exit(0 if tokenizer.encode_batch(texts) == ids else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60, check=False)
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

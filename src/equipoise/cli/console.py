@@ -5,6 +5,7 @@ Not for: what is said. The only file below which environment variables are not r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,7 +19,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from equipoise.config import Table, apply_override, dump
+from equipoise.errors import ConfigError
 from equipoise.spec.study import StudySpec, load_study_table, parse_study
+from equipoise.text import count as count
+from equipoise.text import duration as duration
+from equipoise.text import number as number
+from equipoise.text import scientific as scientific
+from equipoise.text import size as size
 
 SCHEMA_VERSION: Final = 1
 
@@ -41,9 +48,16 @@ def out() -> Console:
 
 
 def say(message: str, quiet: bool = False) -> None:
-    """One line for people, on stderr."""
+    """One line for people, on stderr; nobody listening is no reason to stop."""
     if not quiet:
-        print(message, file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(message, file=sys.stderr, flush=True)
+
+
+def check_device(device: str) -> None:
+    """ConfigError unless `device` is one of auto, cpu, cuda."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
 
 
 def emit_json(value: Any) -> None:
@@ -56,13 +70,22 @@ def emit_json(value: Any) -> None:
 
 def show_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
     """A table on stdout: the first `left` columns left, the others right; cells are plain text, never markup."""
+    print_table(title, [(heading, index >= left) for index, heading in enumerate(headings)], rows)
+
+
+def print_table(
+    title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], facts: Iterable[str] = ()
+) -> None:
+    """A table on stdout, with sentences below it; of each column its heading and whether it is aligned to the right."""
     table = RichTable(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for index, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "left" if index < left else "right"
+    for heading, right in columns:
+        justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(Text(heading), justify=justify, overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     out().print(table)
+    for fact in facts:
+        out().print(Text(fact, style="dim"), soft_wrap=True)
     out().print()
 
 
@@ -82,47 +105,6 @@ def read_study(name: str, overrides: Sequence[str] | None) -> StudySpec:
     return parse_study(table)
 
 
-def count(value: float | None) -> str:
-    """A whole number with thousands separators, or n/a."""
-    return "n/a" if value is None else f"{value:,.0f}"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A fixed-point number, or n/a."""
-    return "n/a" if value is None else f"{value:.{digits}f}"
-
-
 def signed(value: float | None, digits: int = 4) -> str:
     """A fixed-point number with its sign (a true minus), or n/a."""
     return "n/a" if value is None else f"{value:+.{digits}f}".replace("-", "−")
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as h/m/s, or n/a.
-
-    >>> duration(3723.2)
-    '1h02m'
-    """
-    if seconds is None:
-        return "n/a"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def size(num_bytes: float | None) -> str:
-    """Bytes in binary units, or n/a."""
-    if num_bytes is None:
-        return "n/a"
-    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def scientific(value: float | None) -> str:
-    """A number in scientific notation, or n/a."""
-    return "n/a" if value is None else f"{value:.2e}"

@@ -33,6 +33,7 @@ def evaluate(
     """
     import torch
 
+    from equipoise.checkpoint import restore_model
     from equipoise.data.corpora import open_corpus
     from equipoise.data.tokenizer import load_tokenizer
     from equipoise.device import choose_compute
@@ -55,7 +56,7 @@ def evaluate(
     try:
         source = open_corpus(corpora[kind])
         model = build(run.model, run.seed, compute.device)
-        model.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in weights.tensors.items()})
+        restore_model(model, {name: torch.from_numpy(tensor) for name, tensor in weights.tensors.items()})
         score = score_text(
             model,
             load_tokenizer(directory / "tokenizer.json"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated
 
@@ -66,27 +67,39 @@ def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseErr
     return exit_code
 
 
-def main() -> None:
-    """Entry point of `equipoise`; never shows a traceback for an error a user can cause."""
-    as_json = "--json" in sys.argv
+def _call(as_json: bool) -> int:
+    """Run the command; returns the exit code."""
     try:
-        app()
+        return app(standalone_mode=False) or 0
     except EquipoiseError as error:
-        sys.exit(_fail(str(error), error.exit_code, as_json, type(error).__name__))
+        return _fail(str(error), error.exit_code, as_json, type(error).__name__)
     except KeyboardInterrupt:
-        say("error: interrupted")
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
+        return _fail("interrupted", 130, as_json, "Interrupted")
+    except MemoryError:
+        return _fail("out of memory", ResourceError.exit_code, as_json, "ResourceError")
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        sys.exit(_fail(f"{where}{error.strerror or error}", ResourceError.exit_code if full else 1, as_json))
-    except MemoryError:
-        sys.exit(_fail("out of memory", ResourceError.exit_code, as_json))
-    except RuntimeError as error:
-        # torch says so in words: OutOfMemoryError on a GPU, "not enough memory" or "can't allocate" on a CPU.
-        if type(error).__name__ == "OutOfMemoryError" or "alloc" in str(error) or "not enough memory" in str(error):
+        return _fail(f"{where}{error.strerror or error}", ResourceError.exit_code if full else 1, as_json)
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "NoArgsIsHelpError":  # the bare command: show the help that the library made
+            say(error.format_message())  # type: ignore[attr-defined]
+            return 2
+        if hasattr(error, "format_message"):  # a usage error of the command-line library, whose classes are private
+            context = getattr(error, "ctx", None)
+            hint = f"; see {context.command_path} --help" if context else ""
+            return _fail(error.format_message() + hint, 2, as_json, "UsageError")
+        # torch says so in words: OutOfMemoryError on a GPU, its CPU allocator's name on a CPU.
+        if kind == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
             text = f"out of memory ({str(error).splitlines()[0]}); try fewer --jobs or a smaller recipe.micro_sequences"
-            sys.exit(_fail(text, ResourceError.exit_code, as_json))
+            return _fail(text, ResourceError.exit_code, as_json, "ResourceError")
         raise
+
+
+def main() -> None:
+    """Entry point of `equipoise`; never shows a traceback for an error a user can cause."""
+    sys.exit(_call("--json" in sys.argv))

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +47,7 @@ def plan(
 
     Example: equipoise plan tinystories-cpu --set 'corpus.path="stories"' --probe
     """
+    from equipoise.study import data_facts
     from equipoise.study import plan as make_plan
 
     spec = read_study(study, overrides)
@@ -59,22 +59,6 @@ def plan(
         emit_json(planned)
     else:
         show_plan(planned)
-
-
-def data_facts(spec: StudySpec, cache: Path) -> Any:
-    """Vocabulary and training tokens as far as they are known without writing anything."""
-    from equipoise.data.dataset import cached
-    from equipoise.data.prepare import estimate
-    from equipoise.spec.data import requested_vocab_size
-    from equipoise.study import DataFacts
-
-    if getattr(spec.corpus, "path", "") is None:
-        return DataFacts(vocab_size=requested_vocab_size(spec.tokenizer), train_tokens=None, certain=False)
-    dataset = cached(spec.corpus, spec.tokenizer, cache)
-    if dataset is not None:
-        return DataFacts(vocab_size=dataset.vocab_size, train_tokens=len(dataset.tokens("train")), certain=True)
-    guess = estimate(spec.corpus, spec.tokenizer)
-    return DataFacts(vocab_size=guess.vocab_size, train_tokens=guess.train_tokens, certain=False)
 
 
 def default_jobs(threads: int) -> int:

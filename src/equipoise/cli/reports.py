@@ -30,9 +30,9 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
 
     Example: equipoise status runs/quick
     """
+    from equipoise.lock import read_lock
+    from equipoise.lock import status as read_status
     from equipoise.record import last_row
-    from equipoise.study import read_lock
-    from equipoise.study import status as read_status
 
     lock = read_lock(directory)
     rows: list[dict[str, Any]] = []

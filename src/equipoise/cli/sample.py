@@ -23,7 +23,7 @@ def sample(
 
     Example: equipoise sample runs/quick/moe/250000-s0 "Once upon a time"
     """
-    from equipoise.checkpoint import load_latest
+    from equipoise.checkpoint import load_latest, restore_model
     from equipoise.config import digest
     from equipoise.data.tokenizer import load_tokenizer
     from equipoise.model.transformer import build
@@ -38,7 +38,7 @@ def sample(
     if saved is None:
         raise IntegrityError(f"{directory}/checkpoints: no checkpoint there; train the run again to have weights")
     model = build(run.model, run.seed)
-    model.load_state_dict(saved.model)
+    restore_model(model, saved.model)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
     text = write(
         model,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from equipoise.cli.console import (
     JsonOption,
     QuietOption,
     SetOption,
+    check_device,
     default_cache,
     emit_json,
     number,
@@ -21,7 +24,7 @@ from equipoise.cli.console import (
     read_study,
     say,
 )
-from equipoise.errors import ConfigError, DataError, IntegrityError
+from equipoise.errors import ConfigError, DataError
 
 
 def train(
@@ -44,12 +47,18 @@ def train(
     Example: equipoise train quick --arm moe --seed 0
     """
     from equipoise.engine import catching_signals
+    from equipoise.files import held
 
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+    check_device(device)
+    folder = cache or default_cache()
     with catching_signals(second=lambda number: os._exit(128 + number)) as stop:
-        run, directory, dataset = _find(target, arm, seed, budget, destination, overrides, data, cache, quiet, stop)
-        from equipoise.files import held
+        if (Path(target) / "config.json").exists():
+            if any(value is not None for value in (arm, seed, budget, destination, overrides)):
+                raise ConfigError(f"{target}: a run directory; --arm, --seed, --budget, --out and --set are a study's")
+            run, directory, dataset = _of_directory(Path(target).resolve(), data, folder)
+        else:
+            wanted = (arm, seed, budget)
+            run, directory, dataset = _of_study(target, wanted, destination, overrides, folder, quiet, stop)
         from equipoise.train import train as train_run
 
         with held(directory.parent / f".{directory.name}.lock", str(directory)):
@@ -64,59 +73,61 @@ def train(
     if as_json:
         emit_json(summary)
     else:
-        out().print(
-            f"{directory}: {summary['split']} loss {number(summary['val_loss'])} nats/token ({summary['status']})"
-        )
+        mark = " (collapsed)" if summary["collapsed"] else ""
+        out().print(f"{directory}: {summary['split']} loss {number(summary['val_loss'])} nats/token{mark}")
 
 
-def _find(
+def _of_directory(directory: Path, data: Path | None, cache: Path) -> tuple[Any, Path, Any]:
+    """The run of a run directory and its data set."""
+    from equipoise.data.dataset import open_dataset
+    from equipoise.files import read_json
+    from equipoise.record import read_config
+
+    run = read_config(directory)
+    assert run is not None  # its config.json exists
+    if data:
+        return run, directory, open_dataset(data)
+    for path in sorted(cache.glob("*/dataset.json")):
+        if read_json(path).get("digest") == run.data:
+            return run, directory, open_dataset(path.parent)
+    raise DataError(
+        f"{directory}: its data set {run.data[:12]}… is not in {cache}; "
+        "run the study again to prepare it, or pass --data DIR"
+    )
+
+
+def _of_study(
     target: str,
-    arm: str | None,
-    seed: int | None,
-    budget: int | None,
+    wanted: tuple[str | None, int | None, int | None],
     destination: Path | None,
     overrides: list[str] | None,
-    data: Path | None,
-    cache: Path | None,
+    cache: Path,
     quiet: bool,
     stop: Any,
 ) -> tuple[Any, Path, Any]:
-    """The run, its directory and its data set: from a run directory, or from a study, prepared and locked first."""
-    from equipoise.cli.run import prepare_study
-    from equipoise.data.dataset import open_dataset
-    from equipoise.record import read_config
+    """One run of a study that is prepared and locked first."""
+    from equipoise.files import held
+    from equipoise.lock import locked_runs
+    from equipoise.study import prepare_study
 
-    directory = Path(target)
-    if (directory / "config.json").exists():
-        run = read_config(directory)
-        if run is None:
-            raise IntegrityError(f"{directory}: no config.json there")
-        found = open_dataset(data) if data else _cached(cache or default_cache(), run.data)
-        if found is None:
-            raise DataError(
-                f"{directory}: its data set {run.data[:12]}… is not in {cache or default_cache()}; "
-                "run the study again to prepare it, or pass --data DIR"
-            )
-        return run, directory, found
     spec = read_study(target, overrides)
-    if arm not in spec.arms:
-        raise ConfigError(f"--arm {arm}: expected one of {', '.join(spec.arms)}")
-    if seed not in spec.seeds:
-        raise ConfigError(f"--seed {seed}: expected one of {', '.join(map(str, spec.seeds))}")
-    if budget is not None and budget not in spec.budgets:
-        raise ConfigError(f"--budget {budget}: expected one of {', '.join(map(str, spec.budgets))}")
-    study = prepare_study(spec, destination, cache or default_cache(), quiet, stop)
-    wanted = (arm, seed, budget or max(spec.budgets))
-    run = next(run for run in study.runs if (run.arm, run.seed, run.budget) == wanted)
-    return run, study.directory / run.folder, study.dataset
-
-
-def _cached(cache: Path, digest: str) -> Any:
-    """The data set with this content digest, None when the cache does not hold it."""
-    from equipoise.data.dataset import open_dataset
-    from equipoise.files import read_json
-
-    for path in sorted(cache.glob("*/dataset.json")):
-        if read_json(path).get("digest") == digest:
-            return open_dataset(path.parent)
-    return None
+    arm, seed, budget = wanted
+    for option, value, known in (("arm", arm, spec.arms), ("seed", seed, spec.seeds)):
+        if value is None:
+            raise ConfigError(f"--{option}: missing; expected one of {', '.join(map(str, known))}")
+    for option, found, known in (("arm", arm, spec.arms), ("seed", seed, spec.seeds), ("budget", budget, spec.budgets)):
+        if found is not None and found not in known:
+            raise ConfigError(f"--{option} {found}: expected one of {', '.join(map(str, known))}")
+    directory = destination or Path("runs") / spec.name
+    with held(directory / ".study.lock", f"study {directory}"):
+        lock, dataset = prepare_study(
+            spec,
+            directory,
+            cache,
+            command=shlex.join(["equipoise", *sys.argv[1:]]),
+            say=lambda line: say(line, quiet),
+            should_stop=lambda: stop() != 0,
+        )
+    chosen = (arm, seed, budget or max(spec.budgets))
+    run = next(run for run in locked_runs(lock) if (run.arm, run.seed, run.budget) == chosen)
+    return run, (directory / run.folder).resolve(), dataset

@@ -121,7 +121,7 @@ def open_dataset(directory: Path) -> Dataset:
         _check_files(directory, info)
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: field {error} is missing or of the wrong kind; delete the directory to prepare it again"
+            f"{path}: {error} is missing or of the wrong kind; delete the directory to prepare it again"
         ) from None
     return Dataset(directory=directory, info=info)
 

@@ -155,7 +155,8 @@ def _cut(
 ) -> NDArray[np.int8]:
     """Move shares of the documents `from_N` to the wanted splits by the order of their hashes, equal texts together.
 
-    Each wanted split gets at least one text, and `leave` texts at least stay. Raises DataError where that cannot be.
+    Each wanted split gets at least one text and `leave` texts at least stay; the shares are small enough for that when
+    there is a text for each. Raises DataError when there is not.
     """
     texts = np.unique(normal_N[from_N])  # sorted
     need = len(wanted) + leave
@@ -168,13 +169,12 @@ def _cut(
     split_N = split_N.copy()
     rank_N = np.searchsorted(texts, normal_N)
     start, share_so_far = 0, 0.0
-    for position, (index, share) in enumerate(wanted):
+    for index, share in wanted:
         share_so_far += share
         if len(texts) < SMALL:
             end = start + max(1, round(share * len(texts)))
         else:
             end = max(start + 1, int(np.searchsorted(texts, np.uint64(share_so_far * 2.0**64))))
-        end = min(end, len(texts) - (need - position - 1))
         split_N[from_N & (rank_N >= start) & (rank_N < end)] = index
         start = end
     return split_N

@@ -39,8 +39,9 @@ _BOUNDARY: Final = re.compile(r"(?<=\S)[ \n]")
 PIECES_AT_ONCE: Final = 256
 """Pieces encoded in one call, 2 MB of text at most: bounds what the library holds (some 150 bytes a token)."""
 
-# The library's thread pool dead-locks in a process forked after it was used, and warns on every fork unless this is
-# set. One thread trains within 1.4 times of two on 2 cores. `putenv` only writes: the library looks at it in C.
+# Where this variable says true, the library's thread pool dead-locks in a process forked after its use; where it is not
+# set, older versions warn at every fork. One thread trains and encodes within 1.5 times of two on 2 cores. `putenv`
+# only writes: the library looks the variable up in C.
 os.putenv("TOKENIZERS_PARALLELISM", "false")
 
 

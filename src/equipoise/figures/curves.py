@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from equipoise.figures import style
 from equipoise.figures.style import Axis
-from equipoise.figures.text import is_number, short
+from equipoise.text import is_number, short
 
 TOP, BOTTOM = 24.0, 42.0
 """Margins of the frame, in points."""

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from equipoise.figures import style
-from equipoise.figures.text import is_number, loss, shortened
+from equipoise.text import is_number, loss, shortened
 
 
 @style.drawn

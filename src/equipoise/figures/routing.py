@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from equipoise.figures import style
-from equipoise.figures.text import is_number
+from equipoise.text import is_number
 
 COLUMNS: Final = 4
 """Layers side by side."""

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from equipoise.figures.text import shortened
+from equipoise.text import shortened
 
 P = ParamSpec("P")
 Axis = Literal["tokens", "flops", "seconds"]

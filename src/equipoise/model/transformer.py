@@ -122,13 +122,20 @@ def build(config: ModelConfig, seed: int, device: str | torch.device = "cpu") ->
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            std = init_std(name, config)
+            if std == 0:
                 parameter.fill_(1.0)
                 continue
             draws = stream(seed, "init", name).standard_normal(tuple(parameter.shape), dtype=np.float32)
-            scale = 1 / math.sqrt(2 * config.num_layers) if name.endswith(("w_o", "w_down")) else 1.0
-            parameter.copy_(torch.from_numpy(draws * np.float32(config.init_std * scale)))
+            parameter.copy_(torch.from_numpy(draws * np.float32(std)))
     return model.to(device)
+
+
+def init_std(name: str, config: ModelConfig) -> float:
+    """Standard deviation a parameter of this name starts with; 0 for gains, which start at 1."""
+    if name.endswith("norm.weight"):
+        return 0.0
+    return config.init_std / math.sqrt(2 * config.num_layers) if name.endswith(("w_o", "w_down")) else config.init_std
 
 
 # ------------------------------------------------------------------------------------------------ generation

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from equipoise.figures import text
-from equipoise.report.tables import METRICS, Cell, Table, arm_index
+from equipoise import text
+from equipoise.report.tables import arm_headings
+from equipoise.report.values import METRICS, Cell, Table, added, arm_index
 
 _COMPONENTS: Final = ("embedding", "head", "attention", "norms", "ffn", "router", "experts")
 
@@ -23,9 +24,9 @@ def components_table(results: Mapping[str, Any]) -> Table:
     rows.append(("total", [arm["params"]["total"] for arm in arms]))
     return Table(
         title="Parameters by component",
-        header=(Cell(text=""), *(Cell(text=arm["name"], number=True, arm=index) for index, arm in enumerate(arms))),
+        header=(Cell(text=""), *arm_headings(results)),
         rows=tuple(
-            (Cell(text=name, head=True), *(Cell(text=text.whole(value), number=True) for value in values))
+            (Cell(text=name, head=True), *(Cell(text=text.count(value), number=True) for value in values))
             for name, values in rows
         ),
     )
@@ -35,25 +36,24 @@ def runs_table(results: Mapping[str, Any]) -> Table:
     """Every run with its own numbers."""
     rows = []
     for run in results["runs"]:
-        marks = ("collapsed",) if run["collapsed"] else ()
-        losses = (run["val_loss"], run["best_val_loss"], run["val_bpb"])
         rows.append(
             (
                 Cell(text=run["arm"], head=True, arm=arm_index(results, run["arm"])),
                 Cell(text=text.short(run["budget"]), number=True),
                 Cell(text=str(run["seed"]), number=True),
-                Cell(text=f"{run['status']}: {run['message']}" if run["message"] else run["status"]),
-                *(
-                    Cell(text=text.loss(value), number=True, marks=marks if value is not None else ())
-                    for value in losses
+                Cell(
+                    text=f"{run['status']}: {run['message']}" if run["message"] else run["status"],
+                    marks=added(run),
+                    prose=True,
                 ),
-                Cell(text=text.whole(run["best_step"]), number=True),
-                Cell(text=text.whole(run["num_spikes"]), number=True),
-                Cell(text=text.whole(run["tokens"]), number=True),
+                *(_run_loss(run, metric) for metric in METRICS),
+                Cell(text=text.count(run["best_step"]), number=True),
+                Cell(text=text.count(run["num_spikes"]), number=True),
+                Cell(text=text.count(run["tokens"]), number=True),
                 Cell(text=text.scientific(run["train_flops"]), number=True),
                 Cell(text=text.duration(run["train_s"]), number=True),
-                Cell(text=text.whole(run["tokens_per_s"]), number=True),
-                Cell(text=text.memory(run["peak_memory_bytes"]), number=True),
+                Cell(text=text.count(run["tokens_per_s"]), number=True),
+                Cell(text=text.size(run["peak_memory_bytes"]), number=True),
             )
         )
     labels = ("arm", "budget", "seed", "status", *METRICS.values(), "best step", "spikes", "tokens", "training FLOPs")
@@ -63,6 +63,12 @@ def runs_table(results: Mapping[str, Any]) -> Table:
         "Times are each run's own, on a machine that may have done other work: no ground for a claim about speed.",
     )
     return Table(title="Every run", header=header, rows=tuple(rows), notes=notes)
+
+
+def _run_loss(run: Mapping[str, Any], metric: str) -> Cell:
+    """A run's loss; marked when its routing had collapsed in the weights it was measured on."""
+    fallen = run["best_collapsed" if metric == "best_val_loss" else "collapsed"] and run[metric] is not None
+    return Cell(text=text.loss(run[metric]), number=True, marks=("collapsed",) if fallen else ())
 
 
 def routing_table(results: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], *, one_run: bool = False) -> Table:
@@ -78,11 +84,11 @@ def routing_table(results: Mapping[str, Any], entries: Sequence[Mapping[str, Any
             marks = ("collapsed",) if row["collapsed"] else ()
             cells = (
                 Cell(text=str(layer), number=True, head=one_run),
-                Cell(text=text.decimal(row["busiest_frac"]), number=True, marks=marks),
-                Cell(text=text.decimal(1 / entry["top_k"]), number=True),
-                Cell(text=text.decimal(row["usage_entropy"]), number=True, marks=marks),
-                Cell(text=text.decimal(row["router_entropy"]), number=True, marks=marks),
-                Cell(text=text.decimal(row["log_z"]), number=True, marks=marks),
+                Cell(text=text.number(row["busiest_frac"], 3), number=True, marks=marks),
+                Cell(text=text.number(1 / entry["top_k"], 3), number=True),
+                Cell(text=text.number(row["usage_entropy"], 3), number=True, marks=marks),
+                Cell(text=text.number(row["router_entropy"], 3), number=True, marks=marks),
+                Cell(text=text.number(row["log_z"], 3), number=True, marks=marks),
                 Cell(text=", ".join(str(expert) for expert in row["dead"]) or "none"),
             )
             rows.append(cells if one_run else (*who, *cells))

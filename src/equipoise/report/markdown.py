@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.figures import text
+from equipoise import text
 from equipoise.report import details, statements, tables, verdicts
-from equipoise.report.page import normalised
+from equipoise.report.values import Cell, Table, normalised
 
 
 def render_markdown(results: Mapping[str, Any]) -> str:
@@ -40,6 +40,8 @@ def render_markdown(results: Mapping[str, Any]) -> str:
         *(f"- {escaped(name)}: {escaped(value)}" for name, value in statements.provenance(results)),
     ]
     parts += [f"- to repeat it: {escaped(command)}" for command in results["provenance"]["commands"]]
+    environments = statements.environments_table(results)
+    parts += [_table(environments)] if environments.rows else []
     joined = "\n\n".join(parts) + "\n"
     return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", joined)
 
@@ -68,22 +70,28 @@ def _verdicts(results: Mapping[str, Any]) -> list[str]:
         p_values = "; ".join(f"adjusted p {name}: {adjusted}" for name, adjusted, _ in card.p_values)
         effects = "; ".join(
             f"{effect.pair}: {effect.mean}{''.join(f' ({mark})' for mark in effect.marks)}, "
-            f"95 % interval {effect.interval}, sd {effect.sd}, n = {effect.n}"
+            f"95 % interval {effect.interval}, sd {effect.sd}, n = {effect.seeds}"
             for effect in card.effects
         )
+        later = "; ".join(
+            f"with what was added after the lock (shown, not judged): {effect.pair} at {effect.budget} tokens "
+            f"{effect.mean}{''.join(f' ({mark})' for mark in effect.marks)}, 95 % interval {effect.interval}, "
+            f"n = {effect.seeds}"
+            for effect in card.later
+        )
         lines.append(f"- **{escaped(card.verdict)}**{marks} – {escaped(card.sentence)} ({escaped(card.id)})")
-        lines += [f"  - {escaped(part)}" for part in (effects, p_values, card.reason) if part]
+        lines += [f"  - {escaped(part)}" for part in (effects, p_values, card.reason, later) if part]
     return ["\n".join(lines)]
 
 
-def _table(table: tables.Table) -> str:
-    head = "| " + " | ".join(escaped(cell.text) for cell in table.header) + " |"
+def _table(table: Table) -> str:
+    head = "| " + " | ".join(_cell(cell) for cell in table.header) + " |"
     rule = "|" + "|".join("---:" if cell.number else "---" for cell in table.header) + "|"
     rows = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows]
-    notes = [f"\n{escaped(note)}" for note in table.notes]
+    notes = [f"\n{escaped(note)}" for note in (*table.facts, *table.notes)]
     return "\n".join([f"## {escaped(table.title)}\n", head, rule, *rows, *notes])
 
 
-def _cell(cell: tables.Cell) -> str:
+def _cell(cell: Cell) -> str:
     marks = f" ({escaped(', '.join(cell.marks))})" if cell.marks else ""
     return escaped(cell.text) + marks

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.figures import text
-from equipoise.report.tables import METRICS, Cell, Table, main_metric
+from equipoise import text
+from equipoise.report.values import METRICS, Cell, Table, main_metric
 
 
 def scope(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -18,7 +18,7 @@ def scope(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     title = next((value for name, value in _flat(results["data"]) if name.split(": ")[-1] == "title"), "one corpus")
     return (
         ("Scale", _scale(results)),
-        ("Corpus", f"{title}, as {text.whole(results['vocab_size'])} different tokens."),
+        ("Corpus", f"{title}, as {text.count(results['vocab_size'])} different tokens."),
         ("Seeds", _seeds(results)),
     )
 
@@ -29,12 +29,27 @@ def provenance(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     facts = [
         ("Equipoise", str(origin["equipoise"])),
         ("locked", str(origin["created"])),
+        ("first finished run", str(origin["first_finished"] or "none yet")),
         *(("amended", _amendment(amendment)) for amendment in origin["amendments"]),
         ("lock digest", str(origin["lock_digest"])),
         ("data digest", str(origin["data_digest"])),
     ]
+    if said := mixed(results):
+        facts.append(("mixed environments", said))
     rest = {key: value for key, value in results["data"].items() if key not in ("digest", "splits")}
     return (*facts, *((f"data: {name}", value) for name, value in _flat(rest)))
+
+
+def mixed(results: Mapping[str, Any]) -> str:
+    """In what the environments of the complete runs differ, and which runs went on elsewhere; empty: in nothing."""
+    found = results["provenance"]["mixed"]
+    if not found:
+        return ""
+    parts = [f"the complete runs differ in {', '.join(found['fields'])}"] if found["fields"] else []
+    for run in found["resumed"]:
+        steps = ", ".join(text.count(step) for step in run["steps"])
+        parts.append(f"{_run_name(run)} went on under another environment after step {steps}")
+    return "; ".join(parts)
 
 
 def environments_table(results: Mapping[str, Any]) -> Table:
@@ -42,13 +57,21 @@ def environments_table(results: Mapping[str, Any]) -> Table:
     flat = [dict(_flat(environment)) for environment in results["provenance"]["environments"]]
     names = list(dict.fromkeys(name for one in flat for name in one))
     title = "The machine and its software" if len(flat) == 1 else f"{len(flat)} different environments made these runs"
+    used = [
+        "; ".join(_run_name(run) for run in results["runs"] if index in run["environments"])
+        for index in range(len(flat))
+    ]
+    runs = ((Cell(text="runs", head=True), *(Cell(text=names, prose=True) for names in used)),) if len(flat) > 1 else ()
     return Table(
         title=title,
         header=(
             Cell(text=""),
             *(Cell(text="value" if len(flat) == 1 else f"environment {index + 1}") for index in range(len(flat))),
         ),
-        rows=tuple((Cell(text=name, head=True), *(Cell(text=one.get(name, "–")) for one in flat)) for name in names),
+        rows=(
+            *runs,
+            *((Cell(text=name, head=True), *(Cell(text=one.get(name, "–")) for one in flat)) for name in names),
+        ),
     )
 
 
@@ -79,6 +102,10 @@ def _amendment(amendment: Mapping[str, Any]) -> str:
     return f"{amendment['date']}, {when} the first finished run: added {added}"
 
 
+def _run_name(run: Mapping[str, Any]) -> str:
+    return f"{run['arm']} {text.short(run['budget'])} seed {run['seed']}"
+
+
 def _scale(results: Mapping[str, Any]) -> str:
     totals = [arm["params"]["total"] for arm in results["arms"]]
     low, high = text.short(min(totals)), text.short(max(totals))
@@ -89,20 +116,24 @@ def _scale(results: Mapping[str, Any]) -> str:
 
 
 def _seeds(results: Mapping[str, Any]) -> str:
-    n = len(results["seeds"])
+    late = results["post_hoc"]["seeds"]
+    n = len(results["seeds"]) - len(late)
+    later = f" {len(late)} more came after the first finished run; no declared number rests on them." if late else ""
     if n < 3:
         count = "1 seed" if n == 1 else f"{n} seeds"
-        return f"{count} per arm and budget: too few to support anything; every verdict is inconclusive."
+        return f"{count} per arm and budget: too few to support anything; every verdict is inconclusive.{later}"
     metric = main_metric(results)
     floors = [
-        row["noise_floor"] for row in results["gaps"] if row["metric"] == metric and text.is_number(row["noise_floor"])
+        row["noise_floor"]
+        for row in results["gaps"]
+        if row["metric"] == metric and not row["post_hoc"] and text.is_number(row["noise_floor"])
     ]
     opening = f"{n} seeds per arm and budget, paired."
     if not floors:
-        return f"{opening} A gap smaller than its noise floor cannot be told from chance."
+        return f"{opening} A gap smaller than its noise floor cannot be told from chance.{later}"
     low, high = text.loss(min(floors)), text.loss(max(floors))
     reach = low if low == high else f"between {low} and {high}, contrast by contrast"
-    return f"{opening} The smallest mean gap in {METRICS.get(metric, metric)} they could support is {reach}."
+    return f"{opening} The smallest mean gap in {METRICS.get(metric, metric)} they could support is {reach}.{later}"
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -125,7 +156,7 @@ def _value(item: Any) -> str:
     if item is None:
         return "–"
     if isinstance(item, int):
-        return text.whole(item)
+        return text.count(item)
     if isinstance(item, list):
         return ", ".join(_value(part) for part in item) or "–"
     return str(item)

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from equipoise.figures import style
-from equipoise.figures.text import visible
+from equipoise.text import visible
 
 _COLOURS: Final = {value: f"var(--{name})" for name, value in style.theme(dark=False).items()}
 _DROPPED: Final = {"metadata", "style"}

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from equipoise.figures import text
-from equipoise.report.tables import collapsed_seeds, interval, lower_arm, metric_name
+from equipoise import text
+from equipoise.report.tables import interval, lower_arm
+from equipoise.report.values import marks, metric_name, seed_count
 
 SIGNS: Final = {"supported": "✓", "refuted": "✕", "equivalent": "≈", "inconclusive": "?"}
 """A sign beside the word, so that no verdict is told by colour alone."""
@@ -27,7 +28,8 @@ class Effect:
     mean: str
     interval: str
     sd: str
-    n: int
+    seeds: str
+    """How many seeds it is over, and which are left out."""
     lower: str
     marks: tuple[str, ...]
 
@@ -82,8 +84,8 @@ def _card(results: Mapping[str, Any], claim: Mapping[str, Any]) -> Card:
         sentence=sentence(results, claim),
         verdict=claim["verdict"],
         marks=tuple(claim["marks"]),
-        effects=tuple(_effect(results, contrast) for contrast in claim["contrasts"]),
-        later=tuple(_effect(results, contrast) for contrast in claim["post_hoc_contrasts"]),
+        effects=tuple(_effect(contrast) for contrast in claim["contrasts"]),
+        later=tuple(_effect(contrast) for contrast in claim["post_hoc_contrasts"]),
         p_values=tuple(
             (name, text.probability(adjusted.get(key)), text.probability(claim["p"].get(key)))
             for key, name in _P_NAMES.items()
@@ -94,18 +96,16 @@ def _card(results: Mapping[str, Any], claim: Mapping[str, Any]) -> Card:
     )
 
 
-def _effect(results: Mapping[str, Any], contrast: Mapping[str, Any]) -> Effect:
-    both = (contrast["left"], contrast["right"])
-    budget = contrast["budget"]
+def _effect(contrast: Mapping[str, Any]) -> Effect:
     return Effect(
         pair=f"{contrast['left']} \u2212 {contrast['right']}",
-        budget=text.short(budget),
+        budget=text.short(contrast["budget"]),
         mean=text.gap(contrast["mean"]),
         interval=interval(contrast),
         sd=text.loss(contrast["sd"]),
-        n=contrast["n"],
+        seeds=seed_count(contrast),
         lower=lower_arm(contrast),
-        marks=("collapsed",) if any(collapsed_seeds(results, arm, budget) for arm in both) else (),
+        marks=marks(contrast),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.data.corpora import open_corpus
-from equipoise.data.corpora.reading import CHUNK_BYTES, named_split, read_lines, read_text
+from equipoise.data.corpora.reading import CHUNK_BYTES, named_split, read_lines, whole_text
 from equipoise.errors import DataError
 from equipoise.spec.data import TextCorpus
 
@@ -154,15 +154,16 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path, content: bytes, where
     assert fault(file) == f"{file}: not UTF-8: {where}; expected UTF-8 text"
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
 @pytest.mark.parametrize("shift", range(-3, 4))
-def test_the_bad_byte_is_found_across_read_blocks(tmp_path: Path, shift: int) -> None:
+def test_the_bad_byte_is_found_across_read_blocks(tmp_path: Path, shift: int, end: str) -> None:
     """Multi-byte characters and CRLF that straddle the border of two blocks are counted right."""
-    start = ("é\r\n" * (CHUNK_BYTES // 4)).encode()[: CHUNK_BYTES + 4 * shift]
-    content = start + b"abc" + b"\xff"
+    line = f"é{end}".encode()
+    num_lines = 2 * CHUNK_BYTES // len(line) + 3
+    content = b"x" * (shift % len(line)) + line * num_lines + b"abc\xff"
     file = tmp_path / "a.txt"
     file.write_bytes(content)
-    line = start.count(b"\r\n") + 1
-    assert f"line {line}, byte offset {len(content) - 1} " in fault(file)
+    assert f"line {num_lines + 1}, byte offset {len(content) - 1} " in fault(file)
 
 
 def test_other_encodings_are_recognised(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_nul_characters_alone_are_text(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     for content in ("\0" * 50, "a\0b", "\0a"):
         file.write_text(content, encoding="utf-8")
-        assert read_text(file) == content
+        assert whole_text(file) == content
 
 
 def test_paths_that_cannot_be_a_corpus(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from equipoise.data.corpora.reading import describe, find_files, named_split, read_text, show
+from equipoise.data.corpora.reading import describe, find_files, named_split, show, whole_text
 from equipoise.data.corpora.source import Document, Source, fingerprint
 from equipoise.errors import DataError
 from equipoise.spec.data import GutenbergCorpus
@@ -42,11 +42,11 @@ def open_gutenberg(spec: GutenbergCorpus) -> Source:
     found, ignored = find_files(path, (".txt",), EXPECTED)
     in_folder = path.is_dir()
     files = tuple(describe(file, name, named_split(name) if in_folder else None) for file, name in found)
-    shares = {name: stripped_share(file, read_text(file))[1] for file, name in found}
+    shares = {name: stripped_share(file, whole_text(file))[1] for file, name in found}
 
     def read() -> Iterator[Document]:
         for (file, _), source in zip(found, files, strict=True):
-            body, _share = stripped_share(file, read_text(file))
+            body, _share = stripped_share(file, whole_text(file))
             yield Document(text=body, split=source.split, where=show(file))
 
     return Source(

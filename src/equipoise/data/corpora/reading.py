@@ -118,7 +118,7 @@ def read_lines(file: Path) -> Iterator[str]:
         raise DataError(f"{show(file)}: cannot be read ({_reason(error)})") from None
 
 
-def read_text(file: Path) -> str:
+def whole_text(file: Path) -> str:
     """A whole UTF-8 file as text, line ends as `\\n`; raises DataError as `read_lines` does."""
     _refuse_other_encodings(file)
     try:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from equipoise.data.corpora.reading import describe, find_files, named_split, read_lines, read_text, show
+from equipoise.data.corpora.reading import describe, find_files, named_split, read_lines, show, whole_text
 from equipoise.data.corpora.source import Document, Source, Split, fingerprint
 from equipoise.errors import DataError
 from equipoise.spec.data import TextCorpus
@@ -30,7 +30,7 @@ def open_text(spec: TextCorpus) -> Source:
             if file.suffix.lower() == ".jsonl":
                 yield from _read_jsonl(file, spec.field, source.split)
             else:
-                yield Document(text=read_text(file), split=source.split, where=show(file))
+                yield Document(text=whole_text(file), split=source.split, where=show(file))
 
     notes = [f"{ignored} files that end in neither .txt nor .jsonl were ignored"] if ignored else []
     return Source(

@@ -1,6 +1,7 @@
 """Texts and numbers as a reader sees them: nothing invisible acts, and a missing number says so.
 
-Not for: escaping for HTML or Markdown (the renderers do that on top), or rounding what is stored.
+The one home of number formats, for terminal, page, Markdown and figures alike. Not for: escaping for HTML or Markdown
+(the renderers do that on top), or rounding what is stored.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def whole(value: int | float | None) -> str:
-    """A count with thousands separated.
+def count(value: int | float | None) -> str:
+    """A whole number with thousands separated.
 
-    >>> whole(14772736)
-    '14,772,736'
+    >>> count(14772736), count(None)
+    ('14,772,736', 'n/a')
     """
     return f"{round(value):,}".replace("-", MINUS) if value is not None and is_number(value) else MISSING
 
@@ -101,8 +102,12 @@ def gap(value: float | None) -> str:
     return f"+{text}" if value is not None and is_number(value) and value > 0 else text
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
-    """A plain number with a fixed count of decimals."""
+def number(value: float | None, digits: int = 4) -> str:
+    """A plain number with a fixed count of decimals.
+
+    >>> number(-0.5), number(2.0, 2)
+    ('−0.5000', '2.00')
+    """
     return f"{value:.{digits}f}".replace("-", MINUS) if value is not None and is_number(value) else MISSING
 
 
@@ -156,8 +161,15 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def memory(num_bytes: int | None) -> str:
-    """Bytes in MiB, or GiB from 10 GiB on."""
+def size(num_bytes: float | None) -> str:
+    """Bytes in binary units, one decimal from KiB on.
+
+    >>> size(512), size(3221225472)
+    ('512 B', '3.0 GiB')
+    """
     if num_bytes is None or not is_number(num_bytes):
         return MISSING
-    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 10 * 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -1,0 +1,154 @@
+"""What each run of a study left behind, read whole: a run that cannot be read is broken, and the others go on.
+
+Not for: means, contrasts or verdicts (`results`). Every value here is checked to be what its readers expect, and can
+be written as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from equipoise.files import read_json
+from equipoise.lock import Lock, status
+from equipoise.record import RunRecord, Status
+from equipoise.text import is_number
+
+METRICS: Final = ("val_loss", "best_val_loss", "val_bpb")
+"""What a complete run was scored by, the final loss first."""
+SUMMARY: Final = {"init": dict, "resumed_elsewhere": list, "collapsed": bool, "best_collapsed": bool, "routing": list}
+"""Fields of a summary that results are made of, besides the metrics, and what they hold."""
+CURVE_POINTS: Final = 200
+"""Points a curve keeps at most: beyond that they cannot be told apart in a figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One run of a study: what the lock declares, what became of it, and what it measured."""
+
+    arm: str
+    seed: int
+    budget: int
+    post_hoc: bool
+    """Its arm, seed or budget was added after the first finished run."""
+    status: Status
+    """As `record.RunRecord.status`; also broken when anything it recorded cannot be read."""
+    message: str | None
+    """Why it diverged, or what is broken."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """The summary of a complete or diverged run, else empty."""
+    environments: tuple[dict[str, Any], ...] = ()
+    """The machines and versions it ran with, one after the other; of a complete or diverged run."""
+    points: tuple[dict[str, Any], ...] = ()
+    """Its curve: step, tokens, flops, seconds, loss."""
+    routing: dict[str, Any] | None = None
+    """`top_k`, `num_experts`, `points` along training, and `final`; of a complete run of a routed arm."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """Texts of a complete run."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arm, seed and budget."""
+        return {"arm": self.arm, "seed": self.seed, "budget": self.budget}
+
+    @property
+    def complete(self) -> bool:
+        """Whether it carries results."""
+        return self.status == "complete"
+
+    def collapsed(self, metric: str) -> bool:
+        """Whether the routing had collapsed in the weights that this metric was measured on."""
+        return bool(self.summary.get("best_collapsed" if metric == "best_val_loss" else "collapsed"))
+
+
+def gather(directory: Path, lock: Lock) -> list[Evidence]:
+    """Every run that the lock declares, in the study's order. Never fails for what lies in a run directory."""
+    late = {kind: lock.post_hoc(kind) for kind in ("arms", "seeds", "budgets")}
+    return [_read(record, late) for record in status(directory, lock)]
+
+
+def _read(record: RunRecord, late: Mapping[str, list[Any]]) -> Evidence:
+    run = record.locked
+    assert run is not None  # what `status` returns carries the locked run
+    evidence = Evidence(
+        arm=run.arm,
+        seed=run.seed,
+        budget=run.budget,
+        post_hoc=run.arm in late["arms"] or run.seed in late["seeds"] or run.budget in late["budgets"],
+        status=record.status,
+        message=record.fault,
+    )
+    if record.status in ("missing", "started", "broken"):
+        return evidence
+    try:
+        whole = dataclasses.replace(evidence, **_content(record))
+        json.dumps(dataclasses.asdict(whole), allow_nan=False)
+        return whole
+    except Exception as error:  # whatever its files hold: one run must not hide the others
+        return dataclasses.replace(evidence, status="broken", message=f"cannot be read: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        return f"{text} is missing"
+    return text if type(error).__module__.startswith("equipoise") else f"{type(error).__name__}: {text}"
+
+
+def _content(record: RunRecord) -> dict[str, Any]:
+    """What an interrupted, complete or diverged run holds; raises whatever reading or checking it raises."""
+    evaluations = _thinned(record.rows("eval"))
+    names = {"step": "step", "tokens": "tokens", "flops": "flops", "elapsed_s": "seconds", "loss": "loss"}
+    found: dict[str, Any] = {"points": tuple({new: row[old] for old, new in names.items()} for row in evaluations)}
+    samples = record.samples()
+    if record.summary is None:
+        return found
+    found["summary"] = summary = record.summary
+    for name, kind in SUMMARY.items():
+        if not isinstance(summary[name], kind):
+            raise ValueError(f"summary.json: {name} = {summary[name]!r}; expected {kind.__name__}")
+    found["message"] = summary["message"]
+    found["environments"] = tuple(dict(environment) for environment in _environments(record))
+    if record.status == "diverged":
+        return found
+    wrong = [name for name in (*METRICS, "epochs") if not is_number(summary[name])]
+    if wrong:
+        raise ValueError(f"summary.json: {wrong[0]} = {summary[wrong[0]]!r}; expected a finite number")
+    record.losses()  # for whoever goes on from them; here only that they can be read
+    found["samples"] = tuple({name: row[name] for name in ("step", "tokens", "prompt", "text")} for row in samples)
+    if summary["routing"]:
+        found["routing"] = _routing(record, evaluations)
+    return found
+
+
+def _environments(record: RunRecord) -> list[dict[str, Any]]:
+    environments = read_json(record.directory / "environment.json")["environments"]
+    if not environments:
+        raise ValueError("environment.json: it names no environment")
+    return list(environments)
+
+
+def _routing(record: RunRecord, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    assert record.locked is not None and record.summary is not None
+    ffn = record.locked.model.ffn
+    if ffn.kind != "moe":
+        raise ValueError("summary.json: it has routing, but the arm is dense")
+    return {
+        "num_experts": ffn.num_experts,
+        "top_k": ffn.top_k,
+        "points": [{"step": r["step"], "tokens": r["tokens"], "layers": r["routing"]} for r in evaluations],
+        "final": record.summary["routing"],
+    }
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most CURVE_POINTS rows, evenly chosen, first and last kept."""
+    if len(rows) <= CURVE_POINTS:
+        return rows
+    last = len(rows) - 1
+    return [rows[round(i * last / (CURVE_POINTS - 1))] for i in range(CURVE_POINTS)]

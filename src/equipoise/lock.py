@@ -1,0 +1,221 @@
+"""What a study was declared to be before its first run, and dated amendments; its runs and their state. No torch.
+
+`<study>/lock.json` is written before anything is trained. Nothing of a run that has begun may change; additions after
+the first finished run are *post hoc* wherever they are shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from equipoise.config import Table, differences, digest, dump, load
+from equipoise.data.dataset import Dataset
+from equipoise.errors import ConfigError, IntegrityError
+from equipoise.files import read_json, write_json
+from equipoise.record import RunRecord, read_run
+from equipoise.spec.model import ModelConfig
+from equipoise.spec.study import RunConfig, StudySpec
+
+SCHEMA_VERSION: Final = 1
+GROWING: Final = ("seeds", "budgets", "claims", "arms")
+"""What may be added to a locked study; nothing of it may change or go."""
+FREE: Final = ("question",)
+"""Words that no result depends on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """What a study directory was declared to be."""
+
+    study: StudySpec
+    """The study with all amendments."""
+    models: dict[str, ModelConfig]
+    """Resolved model per arm: no open width, the tokenizer's real vocabulary."""
+    data: str
+    """Digest of the data set."""
+    dataset: dict[str, Any]
+    """What the data set says of itself (title, licence, splits, duplicates); locked through `data`."""
+    created: str
+    """When, UTC."""
+    command: str
+    """The command line that declared it; not part of the digest."""
+    first_finished: str | None
+    """When the first run was known to be finished, UTC; from then on additions are post hoc, whatever is deleted."""
+    amendments: tuple[dict[str, Any], ...]
+    """What was added later: `date`, `added` (names per kind), `after_first_run`."""
+
+    def post_hoc(self, kind: str) -> list[Any]:
+        """Names (or seeds, budgets) of `kind` that were added after the first finished run."""
+        return [item for a in self.amendments if a["after_first_run"] for item in a["added"].get(kind, [])]
+
+    def digest(self) -> str:
+        """SHA-256 of what is locked."""
+        names = ("study", "models", "data", "first_finished", "amendments")
+        return digest({name: getattr(self, name) for name in names})
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def expand(spec: StudySpec, models: Mapping[str, ModelConfig], data: str) -> tuple[RunConfig, ...]:
+    """Every run of the study, large budgets first (so that no long run is left for last), then seed by seed."""
+    return tuple(
+        RunConfig(arm=name, seed=seed, budget=budget, model=models[name], recipe=spec.recipe, data=data)
+        for budget in sorted(spec.budgets, reverse=True)
+        for seed in spec.seeds
+        for name in spec.arms
+    )
+
+
+def locked_runs(lock: Lock) -> tuple[RunConfig, ...]:
+    """Every run that a lock declares."""
+    return expand(lock.study, lock.models, lock.data)
+
+
+def status(directory: Path, lock: Lock, *, deep: bool = False) -> list[RunRecord]:
+    """The state of every run of the study, in the study's order; `deep` also reads weight files through.
+
+    A directory that holds another run than the locked one is broken, and its fault names the fields that differ.
+    """
+    return [_held_to(run, read_run(directory / run.folder, deep=deep)) for run in locked_runs(lock)]
+
+
+def _held_to(run: RunConfig, record: RunRecord) -> RunRecord:
+    if record.config is None or record.config == run:
+        return dataclasses.replace(record, locked=run)
+    fault = f"holds another run ({'; '.join(differences(dump(run), dump(record.config)))})"
+    return dataclasses.replace(record, locked=run, status="broken", summary=None, fault=fault)
+
+
+# ------------------------------------------------------------------------------------------------ lock
+
+
+def read_lock(directory: Path) -> Lock:
+    """The lock of a study directory; IntegrityError when there is none or it is altered."""
+    path = directory / "lock.json"
+    if not path.exists():
+        raise IntegrityError(
+            f"{directory}: no lock.json there; expected the folder of a study that was started with `run`"
+        )
+    stored = read_json(path)
+    if stored.get("schema_version") != SCHEMA_VERSION:
+        raise IntegrityError(f"{path}: schema_version {stored.get('schema_version')!r}; expected {SCHEMA_VERSION}")
+    try:
+        lock = Lock(
+            study=load(StudySpec, stored["study"]),
+            models={name: load(ModelConfig, model) for name, model in stored["models"].items()},
+            data=stored["data"],
+            dataset=stored["dataset"],
+            created=stored["created"],
+            command=stored["command"],
+            first_finished=stored["first_finished"],
+            amendments=tuple(stored["amendments"]),
+        )
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise IntegrityError(f"{path}: not a study lock ({str(error).splitlines()[0]})") from None
+    if stored.get("digest") != lock.digest():
+        raise IntegrityError(
+            f"{path}: its digest does not match its content; the file was changed after it was written"
+        )
+    return lock
+
+
+def lock_study(
+    directory: Path, spec: StudySpec, models: Mapping[str, ModelConfig], dataset: Dataset, command: str = ""
+) -> Lock:
+    """Lock the study, or hold it to the lock that is there: additions become a dated amendment, changes are refused.
+
+    As long as no run has begun and none was ever finished, everything may still change. Raises ConfigError naming every
+    field that was changed or removed.
+    """
+    fresh = Lock(
+        study=spec,
+        models=dict(models),
+        data=dataset.digest,
+        dataset=dataset.info,
+        created=_now(),
+        command=command,
+        first_finished=None,
+        amendments=(),
+    )
+    if not (directory / "lock.json").exists():
+        return _write_lock(directory, fresh)
+    old = note_finished(directory)
+    if old.first_finished is None and all(record.status == "missing" for record in status(directory, old)):
+        return _write_lock(directory, fresh)
+    refused = _changes(old, fresh)
+    if refused:
+        raise ConfigError(
+            "\n".join(f"{directory}: locked, {line}" for line in refused)
+            + "\nwhat has begun stays as it was declared; add to it, or take another --out"
+        )
+    added = _added(dump(old.study), dump(spec))
+    kept = dataclasses.replace(old, study=spec, models=fresh.models)
+    if added:
+        amendment = {"date": _now(), "added": added, "after_first_run": old.first_finished is not None}
+        kept = dataclasses.replace(kept, command=command, amendments=(*old.amendments, amendment))
+    return _write_lock(directory, kept)
+
+
+def note_finished(directory: Path) -> Lock:
+    """Write into the lock, once, that a run is finished (complete or diverged); returns the lock."""
+    lock = read_lock(directory)
+    if lock.first_finished is None and any(r.status in ("complete", "diverged") for r in status(directory, lock)):
+        return _write_lock(directory, dataclasses.replace(lock, first_finished=_now()))
+    return lock
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _write_lock(directory: Path, lock: Lock) -> Lock:
+    names = ("created", "command", "data", "first_finished", "amendments", "study", "models", "dataset")
+    stored = {name: getattr(lock, name) for name in names}
+    write_json(directory / "lock.json", {"schema_version": SCHEMA_VERSION, "digest": lock.digest(), **stored})
+    return lock
+
+
+def _changes(old: Lock, new: Lock) -> list[str]:
+    """One line per declared thing that the new study changes or drops."""
+    before, after = dump(old.study), dump(new.study)
+    lines = [] if old.data == new.data else [f"the data changed: digest {old.data[:12]}… → {new.data[:12]}…"]
+    for key in before:
+        if key in FREE or key in GROWING:
+            continue
+        old_value, new_value = before[key], after[key]
+        if key == "corpus":  # the content is locked by its digest; where it lies is not
+            old_value, new_value = ({k: v for k, v in value.items() if k != "path"} for value in (old_value, new_value))
+        lines += differences(old_value, new_value, key)
+    for key in ("seeds", "budgets"):
+        lines += [f"{key}: {item} was removed" for item in before[key] if item not in after[key]]
+    lines += _kept_changes("claims", _by_id(before["claims"]), _by_id(after["claims"]))
+    lines += _kept_changes("arms", before["arms"], after["arms"])
+    lines += _kept_changes("resolved arms", dump(old.models), dump(new.models))
+    return lines
+
+
+def _kept_changes(kind: str, before: Table, after: Table) -> list[str]:
+    lines: list[str] = []
+    for name, value in before.items():
+        lines += differences(value, after[name], f"{kind}.{name}") if name in after else [f"{kind}.{name}: was removed"]
+    return lines
+
+
+def _added(before: Table, after: Table) -> dict[str, list[Any]]:
+    added: dict[str, Sequence[Any]] = {
+        "seeds": [seed for seed in after["seeds"] if seed not in before["seeds"]],
+        "budgets": [budget for budget in after["budgets"] if budget not in before["budgets"]],
+        "claims": [name for name in _by_id(after["claims"]) if name not in _by_id(before["claims"])],
+        "arms": [name for name in after["arms"] if name not in before["arms"]],
+    }
+    return {kind: list(names) for kind, names in added.items() if names}
+
+
+def _by_id(claims: Sequence[Table]) -> Table:
+    return {claim["id"]: claim for claim in claims}
