@@ -64,7 +64,7 @@ num_validation = 12
 num_selection = 4
 [tokenizer]
 kind = "bpe"
-vocab_size = 300
+vocab_size = 512
 [recipe]
 seq_len = 256
 batch_tokens = 512

@@ -1,9 +1,10 @@
-"""Run directories → results: hand-made runs with known losses; nothing is dropped silently."""
+"""Run directories → results: hand-made runs with known losses; nothing is dropped silently, nothing mixed in."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,21 @@ import pytest
 from scipy import stats as oracle
 
 from equipoise.config import digest, dump
-from equipoise.lock import lock_study
+from equipoise.files import write_json
+from equipoise.lock import lock_study, locked_runs, note_finished
 from equipoise.matching import resolve_arms
 from equipoise.record import append_row, finish_run, start_run, write_losses
+from equipoise.report.details import components_table
 from equipoise.results import collect, contrast_pairs, write_results
-from equipoise.spec.study import EquivalentClaim, LowerClaim, StudySpec
+from equipoise.spec.study import EquivalentClaim, LowerClaim, RunConfig, StudySpec
 
-LOSSES = {"moe": {0: 2.50, 1: 2.55, 2: 2.61}, "dense": {0: 2.60, 1: 2.64, 2: 2.72}}
+LOSSES = {
+    "moe": {0: 2.50, 1: 2.55, 2: 2.61, 3: 9.00},
+    "dense": {0: 2.60, 1: 2.64, 2: 2.72, 3: 1.00},
+    "other": {0: 2.70, 1: 2.71, 2: 2.72, 3: 2.73},
+}
+HERE = {"equipoise": "1", "torch": "2", "numpy": "2", "cpu_capability": "AVX2", "device": "cpu", "threads": 1}
+FLOOR = {"loss": 1.5, "loss_se": 0.1, "bpb": 0.7, "bpb_se": 0.05, "num_documents": 12}
 
 
 def layer(collapsed: bool) -> dict[str, Any]:
@@ -27,38 +36,58 @@ def layer(collapsed: bool) -> dict[str, Any]:
 
 
 def make(tmp_path: Path, tiny: Any, spec: StudySpec, **fates: str) -> Path:
-    """A study directory; `fates` says what became of a run, e.g. moe_1="diverged" | "missing" | "collapsed"."""
-    arms = resolve_arms(spec.arms, tiny.dataset.vocab_size, spec.recipe.seq_len)
-    models = {name: arm.model for name, arm in arms.items()}
+    """A study directory, locked and run; `fates` says what became of a run: diverged, missing, collapsed, or at what
+    it was lowest: best_collapsed. A second call on the same directory adds what the first had not.
+    """
+    models = {name: arm.model for name, arm in resolve_arms(spec.arms, tiny.dataset.vocab_size, 256).items()}
     lock = lock_study(tmp_path, spec, models, tiny.dataset, "equipoise run tiny")
-    from equipoise.lock import locked_runs
-
     for run in locked_runs(lock):
         fate = fates.get(f"{run.arm}_{run.seed}", "complete")
-        if fate == "missing":
-            continue
-        directory = tmp_path / run.folder
-        start_run(directory, run, "{}")
-        routing = [layer(fate == "collapsed")] if run.arm == "moe" else []
-        for step in (0, 10):
-            row = {"kind": "eval", "step": step, "tokens": 512 * step, "flops": step, "loss": 3.0, "elapsed_s": 0.1}
-            append_row(directory / "metrics.jsonl", {**row, "routing": routing})
-        write_losses(directory, {"final_loss_U": np.ones(3)})
-        loss = None if fate == "diverged" else LOSSES[run.arm][run.seed]
-        summary = {
-            "status": "diverged" if fate == "diverged" else "complete", "digest": digest(run), "val_loss": loss,
-            "best_val_loss": loss, "val_bpb": loss, "floor": None, "epochs": 0.5, "routing": routing,
-            "collapsed": fate == "collapsed", "shapes": {"a": [2], "b": [3 if run.arm == "moe" else 4]},
-            "message": "step 3: lm_loss is not finite" if fate == "diverged" else None,
-        }  # fmt: skip
-        finish_run(directory, summary)
+        if fate != "missing" and not (tmp_path / run.folder).exists():
+            write_run(tmp_path / run.folder, run, fate)
+    note_finished(tmp_path)
     return tmp_path
+
+
+def write_run(directory: Path, run: RunConfig, fate: str = "complete", **changed: Any) -> None:
+    """One run directory; `changed` are fields of its summary."""
+    start_run(directory, run, "{}")
+    routing = [layer(fate == "collapsed")] if run.arm == "moe" else []
+    for step in (0, 10):
+        row = {"kind": "eval", "step": step, "tokens": 512 * step, "flops": step, "loss": 3.0, "elapsed_s": 0.1}
+        append_row(directory / "metrics.jsonl", {**row, "routing": routing})
+    append_row(directory / "samples.jsonl", {"step": 10, "tokens": 5120, "prompt": "Once", "text": f"by {run.arm}"})
+    write_losses(directory, {"final_loss_U": np.ones(3)})
+    write_json(directory / "environment.json", {"environments": changed.pop("environments", [HERE])})
+    loss = None if fate == "diverged" else LOSSES[run.arm][run.seed]
+    summary = {
+        "status": "diverged" if fate == "diverged" else "complete", "digest": digest(run), "val_loss": loss,
+        "best_val_loss": loss, "val_bpb": loss, "floor": FLOOR, "curve_floor": {**FLOOR, "loss": 1.4},
+        "floor_reason": None, "val_targets": 900, "val_targets_total": 1200, "num_spikes": None,
+        "epochs": 0.1 if fate == "diverged" else 0.5, "routing": routing, "best_routing": routing,
+        "collapsed": fate == "collapsed", "best_collapsed": fate in ("collapsed", "best_collapsed"),
+        "resumed_elsewhere": [],
+        "init": {"a": [[2], 0.02], "b": [[3 if run.arm == "moe" else 4], 0.02], "c": [[5], 0.02 * len(run.arm)]},
+        "message": "step 3: lm_loss is not finite" if fate == "diverged" else None,
+    }  # fmt: skip
+    finish_run(directory, {**summary, **changed})
+
+
+def rewrite(study: Path, place: str, tiny: Any, **changed: Any) -> None:
+    """The run of this folder made anew with other fields in its summary, its checksums right."""
+    run = next(run for run in tiny.runs if run.folder == place)
+    shutil.rmtree(study / place)
+    write_run(study / place, run, **changed)
+
+
+def rows(found: dict[str, Any], table: str, **where: Any) -> list[dict[str, Any]]:
+    return [row for row in found[table] if all(row[key] == value for key, value in where.items())]
 
 
 def test_means_gaps_and_verdict_are_those_of_scipy(tiny: Any, tmp_path: Path) -> None:
     found = collect(make(tmp_path, tiny, tiny.spec))
     row = next(r for r in found["table"] if (r["arm"], r["metric"]) == ("moe", "val_loss"))
-    values = list(LOSSES["moe"].values())
+    values = [LOSSES["moe"][seed] for seed in (0, 1, 2)]
     assert (row["mean"], row["sd"], row["n"]) == (
         pytest.approx(statistics.mean(values)),
         pytest.approx(statistics.stdev(values)),
@@ -70,9 +99,11 @@ def test_means_gaps_and_verdict_are_those_of_scipy(tiny: Any, tmp_path: Path) ->
     assert (gap["left"], gap["right"], gap["n"]) == ("moe", "dense", 3)
     assert (gap["ci_low"], gap["ci_high"]) == (pytest.approx(low), pytest.approx(high))
     (claim,) = found["claims"]
-    expected = oracle.ttest_rel(list(LOSSES["moe"].values()), list(LOSSES["dense"].values()), alternative="less").pvalue
+    pairs = [[LOSSES[arm][seed] for seed in (0, 1, 2)] for arm in ("moe", "dense")]
+    expected = oracle.ttest_rel(*pairs, alternative="less").pvalue
     assert claim["p"]["sup"] == pytest.approx(expected) and claim["verdict"] == "supported"
-    assert found["arms"][1]["shared_init"] == {"with": "moe", "tensors": 1, "of": 2}
+    assert (gap["expected_n"], gap["dropped"], gap["post_hoc"]) == (3, [], False)
+    assert found["arms"][1]["shared_init"] == {"with": "moe", "tensors": 1, "of": 3}
     assert json.loads(write_results(tmp_path, found).read_text(encoding="utf-8")) == json.loads(json.dumps(dump(found)))
 
 
@@ -85,6 +116,9 @@ def test_lost_and_diverged_runs_are_named_and_hold_the_verdict(tiny: Any, tmp_pa
     assert (dense["n"], dense["diverged"], dense["lost"]) == (2, [], [2])
     (gap,) = [g for g in found["gaps"] if g["metric"] == "val_loss"]
     assert gap["n"] == 1 and gap["sd"] is None and gap["ci_low"] is None
+    assert gap["expected_n"] == 3 and gap["dropped"] == [1, 2]
+    assert found["claims"][0]["contrasts"][0]["dropped"] == [1, 2]
+    assert found["epochs"] == {"5120": 0.5}  # of a whole run, not of what a diverged one got to
     (claim,) = found["claims"]
     assert claim["verdict"] == "inconclusive" and "diverged" in claim["reason"]
     statuses = {(r["arm"], r["seed"]): r["status"] for r in found["runs"]}
@@ -98,6 +132,25 @@ def test_a_collapsed_run_marks_every_number_of_its_arm(tiny: Any, tmp_path: Path
     assert all(gap["collapsed"] == ["moe"] for gap in found["gaps"])
     (claim,) = found["claims"]
     assert claim["verdict"] == "inconclusive" and "collapsed" in claim["marks"]
+    assert claim["contrasts"][0]["collapsed"] == ["moe"]
+
+
+def test_a_collapse_at_the_best_step_marks_the_best_losses_alone(tiny: Any, tmp_path: Path) -> None:
+    found = collect(make(tmp_path, tiny, tiny.spec, moe_2="best_collapsed"))
+    for row in rows(found, "table", arm="moe"):
+        assert row["collapsed"] == ([2] if row["metric"] == "best_val_loss" else []), row["metric"]
+    for gap in found["gaps"]:
+        assert gap["collapsed"] == (["moe"] if gap["metric"] == "best_val_loss" else [])
+    (claim,) = found["claims"]
+    assert claim["metric"] == "val_loss" and claim["contrasts"][0]["collapsed"] == []
+    assert claim["verdict"] == "inconclusive" and "collapsed" in claim["marks"]  # a collapsed run all the same
+
+
+def test_an_unpaired_collapse_marks_its_arm_and_no_gap(tiny: Any, tmp_path: Path) -> None:
+    """The gap is without seed 2: nothing collapsed entered it."""
+    found = collect(make(tmp_path, tiny, tiny.spec, moe_2="collapsed", dense_2="missing"))
+    assert all(row["collapsed"] == [2] for row in rows(found, "table", arm="moe"))
+    assert all(gap["collapsed"] == [] and gap["dropped"] == [2] for gap in found["gaps"])
 
 
 def test_one_seed_has_no_spread_and_no_interval(tiny: Any, tmp_path: Path) -> None:
@@ -113,10 +166,15 @@ def test_scores_on_the_selection_split_judge_no_claim(tiny: Any, tmp_path: Path)
     assert found["split"] == "selection" and found["claims"] == []
 
 
+def unmatched(tiny: Any) -> Any:
+    """The dense arm with a width of its own, matched to nothing."""
+    dense = tiny.spec.arms["dense"]
+    ffn = dataclasses.replace(dense.model.ffn, d_ff=32)
+    return dataclasses.replace(dense, match=None, model=dataclasses.replace(dense.model, ffn=ffn))
+
+
 def test_pairs_are_matched_arms_then_claimed_ones_each_once(tiny: Any) -> None:
-    arms = {**tiny.spec.arms, "other": dataclasses.replace(tiny.spec.arms["dense"], match=None)}
-    model = dataclasses.replace(arms["other"].model, ffn=dataclasses.replace(arms["other"].model.ffn, d_ff=32))
-    arms["other"] = dataclasses.replace(arms["other"], model=model)
+    arms = {**tiny.spec.arms, "other": unmatched(tiny)}
     claims = (
         LowerClaim(id="a", left="dense", right="moe"),
         EquivalentClaim(id="b", left=("moe", "dense"), right="other", equivalence_margin=0.1),
@@ -128,5 +186,214 @@ def test_pairs_are_matched_arms_then_claimed_ones_each_once(tiny: Any) -> None:
 def test_results_do_not_depend_on_where_or_when_they_are_collected(tiny: Any, tmp_path: Path) -> None:
     first, second = (collect(make(tmp_path / name, tiny, tiny.spec)) for name in ("a", "b"))
     for found in (first, second):
-        found["provenance"].pop("created")
+        for when in ("created", "first_finished", "lock_digest"):
+            found["provenance"].pop(when)
     assert first == second
+
+
+def test_parameters_by_component_sum_to_the_total(tiny: Any, tmp_path: Path) -> None:
+    """Also as shown: the active experts are part of all experts, no component of their own."""
+    found = collect(make(tmp_path, tiny, tiny.spec))
+    for arm in found["arms"]:
+        assert sum(arm["by_component"].values()) == arm["params"]["total"]
+    shown = components_table(found).rows
+    for column in range(1, len(found["arms"]) + 1):
+        counts = [int(row[column].text.replace(",", "")) for row in shown]
+        assert sum(counts[:-1]) == counts[-1] > 0
+
+
+def test_tensors_are_shared_when_name_shape_and_spread_agree(tiny: Any, tmp_path: Path) -> None:
+    """a: all agree; b: another shape; c: another standard deviation."""
+    study = make(tmp_path, tiny, tiny.spec)
+    assert collect(study)["arms"][1]["shared_init"] == {"with": "moe", "tensors": 1, "of": 3}
+    for seed in (0, 1, 2):
+        rewrite(study, f"dense/5120-s{seed}", tiny, init={"a": [[2], 0.03], "c": [[5], 0.06]})
+    assert collect(study)["arms"][1]["shared_init"] == {"with": "moe", "tensors": 1, "of": 2}
+
+
+def test_floors_and_how_much_was_scored_come_along(tiny: Any, tmp_path: Path) -> None:
+    found = collect(make(tmp_path, tiny, tiny.spec))
+    assert found["floor"] == FLOOR and found["curve_floor"]["loss"] == 1.4 and found["floor_reason"] is None
+    assert (found["val_targets"], found["val_targets_total"]) == (900, 1200)
+    assert all(run["num_spikes"] is None for run in found["runs"])
+
+
+# ------------------------------------------------------------------------------------------------ added later
+
+
+def test_a_late_seed_enters_no_number_of_what_was_declared(tiny: Any, tmp_path: Path) -> None:
+    before = collect(make(tmp_path, tiny, tiny.spec))
+    found = collect(make(tmp_path, tiny, dataclasses.replace(tiny.spec, seeds=(0, 1, 2, 3))))
+    assert found["post_hoc"] == {"arms": [], "seeds": [3], "budgets": [], "claims": []}
+    for table in ("table", "gaps"):
+        assert rows(found, table, post_hoc=False) == before[table]
+        assert len(rows(found, table, post_hoc=True)) == len(before[table])
+    late = rows(found, "table", arm="moe", metric="val_loss", post_hoc=True)[0]
+    assert late["n"] == late["expected_n"] == 4 and late["mean"] == pytest.approx(
+        statistics.mean(LOSSES["moe"].values())
+    )
+    assert rows(found, "gaps", metric="val_loss", post_hoc=True)[0]["per_seed"] == {
+        str(seed): pytest.approx(LOSSES["moe"][seed] - LOSSES["dense"][seed]) for seed in range(4)
+    }
+    assert [run["seed"] for run in found["runs"] if run["post_hoc"]] == [3, 3]
+    (claim,) = found["claims"]
+    assert [c["expected_n"] for c in (*claim["contrasts"], *claim["post_hoc_contrasts"])] == [3, 4]
+
+
+def test_a_late_arm_and_what_only_a_late_claim_names_are_post_hoc(tiny: Any, tmp_path: Path) -> None:
+    make(tmp_path, tiny, tiny.spec)
+    arms = {**tiny.spec.arms, "other": unmatched(tiny)}
+    claims = (*tiny.spec.claims, LowerClaim(id="late", left="moe", right="other"))
+    found = collect(make(tmp_path, tiny, dataclasses.replace(tiny.spec, arms=arms, claims=claims)))
+    assert found["post_hoc"]["arms"] == ["other"] and found["post_hoc"]["claims"] == ["late"]
+    assert {row["arm"] for row in rows(found, "table", post_hoc=True)} == {"other"}
+    assert {row["arm"] for row in rows(found, "table", post_hoc=False)} == {"moe", "dense"}
+    assert {(gap["right"], gap["post_hoc"]) for gap in found["gaps"]} == {("dense", False), ("other", True)}
+    assert [claim["post_hoc"] for claim in found["claims"]] == [False, True]
+
+
+def test_a_pair_that_only_a_late_claim_names_is_post_hoc(tiny: Any, tmp_path: Path) -> None:
+    spec = dataclasses.replace(tiny.spec, claims=(), arms={**tiny.spec.arms, "dense": unmatched(tiny)})
+    assert collect(make(tmp_path, tiny, spec))["gaps"] == []
+    found = collect(make(tmp_path, tiny, dataclasses.replace(spec, claims=tiny.spec.claims)))
+    assert len(found["gaps"]) == 3 and all(gap["post_hoc"] for gap in found["gaps"])
+
+
+def test_a_late_budget_is_post_hoc(tiny: Any, tmp_path: Path) -> None:
+    make(tmp_path, tiny, tiny.spec)
+    found = collect(make(tmp_path, tiny, dataclasses.replace(tiny.spec, budgets=(5120, 10240))))
+    for table in ("table", "gaps"):
+        assert all(row["post_hoc"] == (row["budget"] == 10240) for row in found[table])
+    assert all(run["post_hoc"] == (run["budget"] == 10240) for run in found["runs"])
+    assert found["claims"][0]["budget"] == 5120
+
+
+def test_what_was_added_before_any_run_finished_is_declared(tiny: Any, tmp_path: Path) -> None:
+    make(tmp_path, tiny, tiny.spec, **{f"{arm}_{seed}": "missing" for arm in ("moe", "dense") for seed in (0, 1, 2)})
+    found = collect(make(tmp_path, tiny, dataclasses.replace(tiny.spec, seeds=(0, 1, 2, 3))))
+    assert not any(row["post_hoc"] for table in ("table", "gaps", "runs") for row in found[table])
+
+
+# ------------------------------------------------------------------------------------------------ broken runs
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("metrics.jsonl", b"{not json\n{}\n", "metrics.jsonl:1: not a JSON line"),
+        ("metrics.jsonl", b'{"kind":"eval","step":0}\n', "cannot be read: 'tokens' is missing"),
+        ("metrics.jsonl", b"[1]\n", "cannot be read: TypeError"),
+        (
+            "metrics.jsonl",
+            b'{"kind":"eval","step":0,"tokens":0,"flops":0,"elapsed_s":0,"loss":NaN,"routing":[]}\n',
+            "cannot be read: ValueError: Out of range float",
+        ),
+        ("samples.jsonl", b'{"step":10}\n', "cannot be read: 'tokens' is missing"),
+        ("samples.jsonl", b"\xff\xfe\n{}\n", "samples.jsonl:1: not a JSON line"),
+        ("val_losses.safetensors", b"\x00" * 40, "cannot be read: SafetensorError"),
+        ("environment.json", b"{}", "cannot be read: 'environments' is missing"),
+        ("environment.json", b'{"environments": []}', "it names no environment"),
+        ("summary.json", {"val_loss": None}, "summary.json: val_loss = None; expected a finite number"),
+        ("summary.json", {"best_val_loss": "low"}, "summary.json: best_val_loss = 'low'; expected a finite number"),
+        ("summary.json", {"resumed_elsewhere": None}, "resumed_elsewhere = None; expected list"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_broken_and_the_others_go_on(
+    tiny: Any, tmp_path: Path, name: str, content: Any, said: str
+) -> None:
+    """Its checksums are right: what is wrong shows only when the content is read."""
+    study = make(tmp_path, tiny, tiny.spec)
+    directory = study / "moe" / "5120-s1"
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    (directory / "summary.json").unlink()
+    for derived in ("files", "self_digest", "schema_version"):
+        summary.pop(derived)
+    if name == "summary.json":
+        summary |= content
+    else:
+        (directory / name).write_bytes(content)
+    finish_run(directory, summary)
+    found = collect(study)
+    (broken,) = [run for run in found["runs"] if run["status"] != "complete"]
+    assert (broken["arm"], broken["seed"], broken["status"]) == ("moe", 1, "broken") and said in broken["message"]
+    assert broken["val_loss"] is None
+    row = rows(found, "table", arm="moe", metric="val_loss")[0]
+    assert row["n"] == 2 and row["lost"] == [1]
+    assert "moe seed 1 is broken" in found["claims"][0]["reason"]
+    assert len(found["curves"]) == len(found["samples"]) == 5 and len(found["routing"]) == 2
+    write_results(study, found)
+
+
+def test_an_unfinished_run_with_unreadable_rows_is_broken(tiny: Any, tmp_path: Path) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    directory = study / "dense" / "5120-s0"
+    (directory / "summary.json").unlink()
+    (directory / "checkpoints" / "step-10").mkdir(parents=True)
+    (directory / "checkpoints" / "step-10" / "manifest.json").write_text("{}", encoding="utf-8")
+    statuses = [rows(collect(study), "runs", arm="dense", seed=0)[0]["status"]]
+    (directory / "metrics.jsonl").write_bytes(b"no row\n{}\n")
+    statuses.append(rows(collect(study), "runs", arm="dense", seed=0)[0]["status"])
+    assert statuses == ["interrupted", "broken"]
+
+
+def test_a_run_of_another_configuration_is_broken(tiny: Any, tmp_path: Path) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    run = next(run for run in tiny.runs if run.folder == "moe/5120-s2")
+    shutil.rmtree(study / run.folder)
+    optim = dataclasses.replace(run.recipe.optim, lr=0.5)
+    write_run(study / run.folder, dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, optim=optim)))
+    found = collect(study)
+    (broken,) = [row for row in found["runs"] if row["status"] != "complete"]
+    assert broken["status"] == "broken" and "lr: 0.003 → 0.5" in broken["message"] and broken["seed"] == 2
+
+
+# ------------------------------------------------------------------------------------------------ environments
+
+
+@pytest.mark.parametrize("field", ["equipoise", "torch", "numpy", "cpu_capability", "device", "threads"])
+def test_runs_of_different_environments_mark_every_verdict(tiny: Any, tmp_path: Path, field: str) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    rewrite(study, "dense/5120-s2", tiny, environments=[{**HERE, field: "other"}])
+    found = collect(study)
+    assert found["claims"][0]["marks"] == ["mixed environments"] and found["claims"][0]["verdict"] == "supported"
+    assert found["provenance"]["mixed"] == {"fields": [field], "resumed": []}
+    assert [env[field] for env in found["provenance"]["environments"]] == [HERE[field], "other"]
+    assert [run["environments"] for run in found["runs"]] == [[0]] * 5 + [[1]]
+
+
+@pytest.mark.parametrize(
+    "other", [{"cpu": "x", "cores": 3, "python": "9"}, {"compute": "CPU (asked for), float32"}], ids=["trivia", "why"]
+)
+def test_what_no_number_depends_on_is_no_mixture(tiny: Any, tmp_path: Path, other: dict[str, Any]) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    rewrite(study, "dense/5120-s2", tiny, environments=[{**HERE, **other}])
+    found = collect(study)
+    assert found["claims"][0]["marks"] == [] and found["provenance"]["mixed"] is None
+    assert len(found["provenance"]["environments"]) == 2
+
+
+def test_two_kinds_of_gpu_are_a_mixture(tiny: Any, tmp_path: Path) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    for run in tiny.runs:
+        card = "A" if run.seed else "B"
+        rewrite(study, run.folder, tiny, environments=[{**HERE, "device": "cuda", "compute": card}])
+    assert collect(study)["provenance"]["mixed"] == {"fields": ["compute"], "resumed": []}
+
+
+def test_a_run_that_went_on_elsewhere_is_a_mixture(tiny: Any, tmp_path: Path) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    rewrite(study, "moe/5120-s0", tiny, resumed_elsewhere=[4, 7], environments=[HERE, {**HERE, "cores": 9}])
+    found = collect(study)
+    assert found["claims"][0]["marks"] == ["mixed environments"]
+    assert found["provenance"]["mixed"] == {
+        "fields": [],
+        "resumed": [{"arm": "moe", "seed": 0, "budget": 5120, "steps": [4, 7]}],
+    }
+    assert rows(found, "runs", arm="moe", seed=0)[0]["environments"] == [0, 1]
+
+
+def test_a_diverged_run_elsewhere_is_no_mixture(tiny: Any, tmp_path: Path) -> None:
+    """It carries no number."""
+    study = make(tmp_path, tiny, tiny.spec)
+    rewrite(study, "moe/5120-s0", tiny, fate="diverged", environments=[{**HERE, "torch": "9"}])
+    assert collect(study)["provenance"]["mixed"] is None

@@ -156,7 +156,7 @@ def a_router_that_looks_one_token_ahead(patch: Patch) -> None:
 
 
 def moments_that_are_forgotten(patch: Patch) -> None:
-    patch.setattr("equipoise.train.restore_optimizer", lambda model, optimizer, tensors: None)
+    patch.setattr("equipoise.session.restore_optimizer", lambda model, optimizer, tensors: None)
 
 
 BREACHES: list[tuple[Callable[[Patch], None], list[str]]] = [
@@ -289,6 +289,7 @@ def test_the_command_prints_a_table_or_json() -> None:
         assert column in done.stdout
     assert all(name in done.stdout for name in NAMES) and "above 1e-06" in done.stdout
     assert "gpu-cpu: skipped: " in done.stderr
+    assert "Example: equipoise selftest" in command("--help").stdout
 
 
 def test_the_command_exits_1_naming_what_failed(monkeypatch: Patch) -> None:

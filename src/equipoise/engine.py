@@ -6,19 +6,25 @@ only thing that comes back. A failed child never stops the others.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from equipoise.errors import Interrupted
+from equipoise.config import dump
+from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.record import last_row
+from equipoise.spec.model import ModelConfig
+from equipoise.spec.recipe import Recipe
 from equipoise.spec.study import RunConfig
 
 
@@ -141,3 +147,25 @@ def _start(task: Task, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C in the terminal reaches the parent only, which passes it on once
         )
+
+
+def default_jobs(threads: int) -> int:
+    """Runs at a time: one per `threads` cores; one where there is a GPU, which a run has for itself."""
+    if shutil.which("nvidia-smi"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
+
+
+def probe_steps(models: Mapping[str, ModelConfig], recipe: Recipe) -> dict[str, float]:
+    """Seconds of one update per model, measured in a child process, one after the other.
+
+    Raises EquipoiseError with what the child said when it fails.
+    """
+    request = json.dumps({"recipe": dump(recipe), "models": dump(models)})
+    command = [sys.executable, "-m", "equipoise", "step-time"]
+    child = subprocess.run(command, input=request, capture_output=True, text=True, encoding="utf-8", check=False)
+    if child.returncode:
+        said = child.stderr.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise EquipoiseError(f"the probe of one update failed: {said[0].removeprefix('error: ')}")
+    return dict(json.loads(child.stdout))

@@ -111,8 +111,15 @@ def test_train_one_run_of_a_study(equipoise: Any, finished: Path, tmp_path: Path
     assert summary["val_loss"] == stored["val_loss"] and summary["digest"] == stored["digest"]
     again = equipoise("train", "runs/tiny/dense/5120-s1", cwd=tmp_path)
     assert again.returncode == 0 and "already complete" in again.stderr
-    wrong = equipoise("train", "study.toml", "--arm", "dens", "--seed", "1", cwd=tmp_path)
-    assert wrong.returncode == 2 and "expected one of moe, dense" in wrong.stderr
+    for arguments, said in (
+        (["study.toml", "--arm", "dens", "--seed", "1"], "--arm dens: expected one of moe, dense"),
+        (["study.toml", "--arm", "moe"], "--seed: missing; expected one of 0, 1, 2"),
+        (["study.toml", "--arm", "moe", "--seed", "0", "--budget", "7"], "--budget 7: expected one of 5120"),
+        (["runs/tiny/dense/5120-s1", "--set", "recipe.optim.lr=9"], "are a study's"),
+        (["study.toml", "--arm", "moe", "--seed", "0", "--device", "tpu"], "expected auto, cpu or cuda"),
+    ):
+        wrong = equipoise("train", *arguments, cwd=tmp_path)
+        assert wrong.returncode == 2 and said in wrong.stderr
 
 
 def test_presets_are_listed_shown_and_copied_once(equipoise: Any, tmp_path: Path) -> None:
@@ -135,8 +142,12 @@ def test_doctor_says_what_is_there(equipoise: Any) -> None:
 
 
 def test_usage_errors_exit_2_and_help_has_an_example(equipoise: Any) -> None:
-    assert equipoise("plan").returncode == 2
-    assert equipoise("nonsense").returncode == 2
+    missing = equipoise("plan", "--json")
+    assert missing.returncode == 2 and "plan --help" in missing.stderr and "Traceback" not in missing.stderr
+    assert json.loads(missing.stdout)["error"]["kind"] == "UsageError"
+    assert equipoise("nonsense").returncode == 2 and equipoise("run", "quick", "--jobs", "x").returncode == 2
+    bare = equipoise()
+    assert bare.returncode == 2 and "Commands" in bare.stdout + bare.stderr
     for command in ("run", "plan", "status", "report", "train", "sample", "doctor"):
         helped = equipoise(command, "--help")
         assert helped.returncode == 0 and "Example: equipoise" in helped.stdout, command
@@ -156,3 +167,15 @@ def test_what_people_do_before_and_after_training_never_loads_torch(equipoise: A
             [sys.executable, "-c", script, *arguments], cwd=finished, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (arguments, done.stderr)
+
+
+def test_a_plan_that_repeats_the_data_often_warns(equipoise: Any, finished: Path) -> None:
+    done = equipoise("plan", "study.toml", "--set", "budgets=[512_000]", cwd=finished)
+    assert done.returncode == 0 and "warning: 512,000 tokens repeat the training data 26." in done.stdout
+
+
+def test_no_traceback_when_the_place_cannot_be_written(equipoise: Any, tmp_path: Path, tiny_toml: str) -> None:
+    (tmp_path / "study.toml").write_text(tiny_toml, encoding="utf-8")
+    (tmp_path / "runs").write_text("a file in the way", encoding="utf-8")
+    done = equipoise("run", "study.toml", cwd=tmp_path)
+    assert done.returncode == 1 and "runs" in done.stderr and "Traceback" not in done.stderr

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from equipoise.errors import Interrupted
 from equipoise.record import MASKED_FIELDS, read_run
 
 RUNS = [f"{arm}/5120-s{seed}" for seed in (0, 1, 2) for arm in ("moe", "dense")]
@@ -91,6 +90,13 @@ def test_a_seed_added_later_is_post_hoc_beside_the_locked_verdict(copy: Path, eq
     assert claim["contrasts"][0]["n"] == 3 and claim["post_hoc_contrasts"][0]["n"] == 4
 
 
+def test_another_run_in_a_place_is_refused_naming_the_field(copy: Path, equipoise: Any) -> None:
+    """The lock is gone and the recipe changed: what lies there is not what is asked for."""
+    (copy / "runs" / "tiny" / "lock.json").unlink()
+    refused = equipoise("run", "study.toml", "--set", "recipe.optim.lr=0.5", cwd=copy)
+    assert refused.returncode == 5 and "recipe.optim.lr: 0.003 → 0.5" in refused.stderr
+
+
 def test_changing_a_locked_study_is_refused_and_nothing_is_lost(copy: Path, equipoise: Any) -> None:
     lock = (copy / "runs" / "tiny" / "lock.json").read_bytes()
     refused = equipoise("run", "study.toml", "--set", "recipe.optim.lr=0.1", cwd=copy)
@@ -115,7 +121,7 @@ def test_a_run_that_fails_stops_no_other_and_is_shown(copy: Path, equipoise: Any
     assert found["claims"][0]["verdict"] == "inconclusive" and "lost run" in found["claims"][0]["marks"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_leaves_no_orphan_and_the_study_goes_on(
     finished: Path, tmp_path: Path, equipoise: Any, tiny_cache: Path, number: signal.Signals
 ) -> None:
@@ -137,7 +143,6 @@ def test_a_signal_saves_leaves_no_orphan_and_the_study_goes_on(
         assert record.status == "interrupted"
         (saved,) = sorted((path.parent / "checkpoints").glob("step-*"))[-1:]
         assert int(saved.name.removeprefix("step-")) == record.rows("train")[-1]["step"]
-    assert Interrupted("x", number).exit_code == 128 + number
 
 
 def test_two_at_once_one_is_refused_naming_the_holder(copy: Path, equipoise: Any, tiny_cache: Path) -> None:
@@ -157,7 +162,7 @@ def test_a_vocabulary_the_text_cannot_fill_is_matched_anew_before_the_lock(
     equipoise: Any, tiny_toml: str, tmp_path: Path
 ) -> None:
     """100,000 pieces are asked for; the widths are solved for what the tokenizer really has."""
-    study = tiny_toml.replace("vocab_size = 300", "vocab_size = 100_000").replace("seeds = [0, 1, 2]", "seeds = [0]")
+    study = tiny_toml.replace("vocab_size = 512", "vocab_size = 100_000").replace("seeds = [0, 1, 2]", "seeds = [0]")
     (tmp_path / "study.toml").write_text(study.replace("rtol = 0.05", "rtol = 0.2"), encoding="utf-8")
     done = equipoise("train", "study.toml", "--arm", "dense", "--seed", "0", cwd=tmp_path)
     assert done.returncode == 0 and "reached of 100000; arms matched anew" in done.stderr

@@ -196,7 +196,7 @@ def test_one_huge_line_is_not_slower_than_many(bpe: TextTokenizer) -> None:
 
 
 def test_beside_fork_nothing_hangs_and_nothing_is_printed() -> None:
-    """The library's thread pool, asked for here, would dead-lock in the child; the parent trained and encoded before."""
+    """The library's thread pool, asked for here, would dead-lock in the child: the parent has used it."""
     code = """
 import os
 from equipoise.data.tokenizer import train_tokenizer

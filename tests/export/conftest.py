@@ -105,7 +105,8 @@ def make_run(tokenizer: TextTokenizer) -> Callable[..., RunConfig]:
         run = RunConfig(arm="a_b*c", seed=3, budget=4096, model=model.config, recipe=recipe, data="d" * 64)
         start_run(directory, run, tokenizer.to_json())
         names = ("equipoise", "torch", "numpy", "tokenizers", "python")
-        write_json(directory / "environment.json", dict.fromkeys(names, "1.2.3"))
+        environments = [dict.fromkeys(names, version) for version in ("1.2.3", "1.2.3", "1.3.0")]
+        write_json(directory / "environment.json", {"environments": environments})
         for step, weights in ((5, best or model), (8, model)):
             state = TrainState(step=step, run=digest(run), model=weights.state_dict(), optim={}, state={})
             save_checkpoint(directory / "checkpoints", state, keep=[5])

@@ -82,7 +82,7 @@ def test_the_card_holds_the_provenance(run: Path, tmp_path: Path) -> None:
     config = load(RunConfig, json.loads(block))
     assert config == read_weights(run).run and f"| run | {digest(config)} |" in card
     weights_file = run / "checkpoints" / "step-00000008" / "model.safetensors"
-    assert file_sha256(weights_file) in card and "d" * 64 in card and "equipoise 1.2.3, torch 1.2.3" in card
+    assert file_sha256(weights_file) in card and "d" * 64 in card and "python 1.2.3; then equipoise 1.3.0" in card
     assert "123,456 parameters (65,432 active per token)" in card and "shared expert" not in card
 
 

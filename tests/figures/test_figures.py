@@ -51,10 +51,11 @@ def results() -> dict[str, Any]:
         make_curve("plain", 1, [9.0, 70.0, None, None, None]),
     ]
     runs = [{"arm": c["arm"], "seed": c["seed"], "budget": c["budget"], "status": "complete"} for c in curves]
-    runs = [{**run, "collapsed": run["arm"] == "$x_$" and run["seed"] == 1} for run in runs]
+    runs = [{**run, "collapsed": run["arm"] == "$x_$" and run["seed"] == 1, "post_hoc": False} for run in runs]
+    runs = [{**run, "best_collapsed": run["collapsed"]} for run in runs]
     runs[-1]["status"] = "diverged"
     arms = [{"name": name} for name in NAMES]
-    return {"arms": arms, "runs": runs, "curves": curves, "floor": None, "split": "validation"}
+    return {"arms": arms, "runs": runs, "curves": curves, "curve_floor": None, "split": "validation"}
 
 
 def make_routing(num_layers: int, num_experts: int, top_k: int, num_points: int = 5) -> dict[str, Any]:
@@ -113,6 +114,7 @@ def test_axes_are_scaled_and_named(results: dict[str, Any], axis: Any, label: st
 
 def test_small_axes_are_plain(results: dict[str, Any]) -> None:
     results["curves"] = [make_curve("plain", 0, [2.0, 1.0], budget=500)]
+    results["runs"][4]["budget"] = 500
     assert loss_curves(results, 500, "tokens").axes[0].get_xlabel() == "training tokens"
     assert loss_curves(results, 500, "seconds").axes[0].get_xlabel() == "training time (seconds)"
 
@@ -127,10 +129,12 @@ def test_the_frame_ignores_the_start_and_what_diverged(results: dict[str, Any]) 
 
 
 def test_the_floor_is_a_line_inside_the_frame(results: dict[str, Any]) -> None:
-    results["floor"] = {"loss": 0.25}
+    results |= {"curve_floor": {"loss": 0.25}, "floor": {"loss": 0.75}}
     figure = loss_curves(results, 4_000_000)
     assert figure.axes[0].get_ylim()[0] < 0.25
-    assert "floor of the grammar" in texts(figure)
+    (drawn,) = [line for line in figure.axes[0].get_lines() if len(set(line.get_ydata())) == 1 < len(line.get_ydata())]
+    assert set(drawn.get_ydata()) == {0.25}
+    assert "the grammar itself" in texts(figure)
 
 
 def test_no_name_is_mathematics_and_none_is_left_out(results: dict[str, Any]) -> None:
@@ -167,6 +171,8 @@ def make_contrast(**over: Any) -> dict[str, Any]:
         "ci_low": -0.5,
         "ci_high": -0.1,
         "per_seed": {"10": -0.4, "9": -0.2},
+        "collapsed": [],
+        "dropped": [],
     }
     return {**row, **over}
 
@@ -340,6 +346,7 @@ def test_figures_need_no_display_no_pyplot_and_no_torch() -> None:
 import sys
 from equipoise.figures import effects, style
 row = {"left": "a", "right": "b", "mean": 1.0, "ci_low": 0.5, "ci_high": 1.5, "per_seed": {"0": 1.0}}
+row |= {"collapsed": [], "dropped": []}
 figure = effects({"arms": [{"name": "a"}, {"name": "b"}]}, [row])
 assert "<svg" in style.svg(figure, "x")
 print(*sorted({"torch", "matplotlib.pyplot", "tkinter"} & set(sys.modules)))

@@ -65,6 +65,9 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                         "val_bpb": None if diverged else level / 2.77,
                         "best_step": None if diverged else budget // 65_536,
                         "collapsed": collapsed,
+                        "best_collapsed": collapsed,
+                        "post_hoc": False,
+                        "environments": [0],
                         "num_spikes": 1 if diverged else 0,
                         "tokens": budget,
                         "train_s": budget / 41_000,
@@ -102,6 +105,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                             "budget": budget,
                             "top_k": 2,
                             "num_experts": 4,
+                            "collapsed": collapsed,
                             "points": [
                                 {
                                     "step": p["step"],
@@ -135,7 +139,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
     ]
     pairs = [("moe", "dense-active"), ("moe", "dense-total")]
     gaps = [
-        {**_contrast(values, left, right, budget, scale), "metric": metric}
+        {**_contrast(values, left, right, budget, scale), "metric": metric, "post_hoc": False}
         for left, right in pairs
         for budget in BUDGETS
         for metric, scale in (("best_val_loss", 1.0), ("val_bpb", 1 / 2.77))
@@ -216,6 +220,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
         ],
         "seeds": SEEDS,
         "budgets": BUDGETS,
+        "post_hoc": {"arms": [], "seeds": [], "budgets": [], "claims": ["moe-equals-dense-at-equal-total"]},
         "tokens_per_budget": {"40500000": 40_501_248, "426300000": 426_311_680},
         "epochs": {"40500000": 0.09, "426300000": 0.91},
         "vocab_size": 8348,
@@ -231,6 +236,10 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
             "digest": "d1" * 32,
         },
         "floor": None,
+        "floor_reason": None,
+        "curve_floor": None,
+        "val_targets": 1_048_512,
+        "val_targets_total": 4_912_776,
         "runs": runs,
         "table": table,
         "gaps": gaps,
@@ -303,7 +312,9 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
         "provenance": {
             "equipoise": "0.1.0",
             "created": "2026-01-02T03:04:05+00:00",
+            "first_finished": "2026-01-03T00:00:00+00:00",
             "amendments": [],
+            "mixed": None,
             "commands": ["equipoise run STUDY.toml", "equipoise report DIR"],
             "environments": [
                 {
@@ -330,6 +341,8 @@ def _row(values: dict[Any, Any], arm: str, budget: int, metric: str) -> dict[str
         "arm": arm,
         "budget": budget,
         "metric": metric,
+        "post_hoc": False,
+        "seeds": SEEDS,
         "n": len(own),
         "expected_n": 3,
         "mean": mean,
@@ -353,6 +366,9 @@ def _contrast(values: dict[Any, Any], left: str, right: str, budget: int, scale:
         "right": right,
         "budget": budget,
         "n": n,
+        "expected_n": 3,
+        "dropped": [seed for seed in SEEDS if str(seed) not in per_seed],
+        "collapsed": ["moe"] if "moe" in (left, right) and budget == BUDGETS[0] else [],
         "mean": mean,
         "sd": sd,
         "ci_low": mean - half,

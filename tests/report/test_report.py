@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
-from equipoise.report import render_html, render_markdown, write_report
+from equipoise.report.markdown import render_markdown
+from equipoise.report.page import render_html
+from equipoise.report.write import write_report
 
 VOID = {"meta", "input", "img", "br", "link"}
 
@@ -96,7 +98,7 @@ def test_a_card_says_claim_verdict_effect_interval_and_p(page: Page) -> None:
     text = " ".join(first["text"].split())
     assert "Supported" not in text and "✓ supported" in text  # capitals are the style sheet's
     assert "moe reaches a lower best validation loss than dense-active at 426.3M tokens, by more than 0.01" in text
-    assert re.search(r"−0\.07\d\d 95 % interval −0\.08\d\d to −0\.07\d\d sd 0\.00\d\d n = 3", text)
+    assert re.search(r"−0\.07\d\d 95 % interval −0\.08\d\d to −0\.07\d\d sd 0\.00\d\d n = 3 of 3", text)
     assert "adjusted p for the claim < 0.001" in text and "adjusted p against it 1" in text
     assert "moe-beats-dense-at-equal-active" in text and "the mean gap lies below" in text
     assert {"post hoc", "repeated data"} <= {e["text"] for e in page.find("span", **{"class": "mark"})}
@@ -125,7 +127,7 @@ def test_components_sum_to_the_total(page: Page) -> None:
 def test_results_are_in_the_published_form(page: Page, results: dict[str, Any]) -> None:
     rows = page.rows("mean ± sd over seeds")
     assert rows[0] == [
-        "budget", "arm", "final loss", "best loss", "bits per byte", "seeds", "lost, diverged, collapsed",
+        "budget", "arm", "final loss", "best loss", "bits per byte", "seeds", "notes",
     ]  # fmt: skip
     entry = next(
         r for r in results["table"] if (r["arm"], r["budget"], r["metric"]) == ("moe", 426_300_000, "val_loss")
@@ -149,9 +151,9 @@ def test_a_diverged_seed_is_named_and_a_collapse_stands_at_every_number(page: Pa
 
 def test_gaps_have_interval_noise_floor_and_n(page: Page) -> None:
     rows = page.rows("left − right")
-    assert rows[0] == ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "n", "lower"]
+    assert rows[0] == ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "seeds", "lower"]
     row = rows[3]
-    assert row[0] == "moe − dense-active" and row[1] == "426.3M" and row[6:] == ["3", "moe"]
+    assert row[0] == "moe − dense-active" and row[1] == "426.3M" and row[6:] == ["3 of 3", "moe"]
     assert re.fullmatch(r"−0\.0\d{3} ± 0\.0\d{3}", row[3])
     assert re.fullmatch(r"−0\.0\d{3} to −0\.0\d{3}", row[4])
 
@@ -201,9 +203,10 @@ def test_one_seed_gives_na(results: dict[str, Any]) -> None:
     results = smaller(results)
     results["seeds"] = [0]
     for row in results["table"]:
-        row.update(n=1, expected_n=1, sd=None, diverged=[])
+        row.update(n=1, expected_n=1, seeds=[0], sd=None, diverged=[])
     for row in [*results["gaps"], *(c for claim in results["claims"] for c in claim["contrasts"])]:
         row.update(n=1, sd=None, ci_low=None, ci_high=None, noise_floor=None, per_seed={"0": row["mean"]})
+        row.update(expected_n=1, dropped=[])
     page = Page(render_html(results))
     assert page.rows("mean ± sd over seeds")[4][2].endswith("± n/a")
     row = page.rows("left − right")[3]
@@ -215,10 +218,12 @@ def test_one_seed_gives_na(results: dict[str, Any]) -> None:
 
 def test_a_study_of_which_nothing_ran(results: dict[str, Any]) -> None:
     for run in results["runs"]:
-        run.update(dict.fromkeys(set(run) - {"arm", "seed", "budget"}), status="missing")
+        nothing = dict.fromkeys(set(run) - {"arm", "seed", "budget", "post_hoc"})
+        run.update(nothing, status="missing", environments=[])
     for row in results["table"]:
-        row.update(n=0, mean=None, sd=None, values={}, lost=[0, 1, 2])
+        row.update(n=0, mean=None, sd=None, values={}, lost=[0, 1, 2], collapsed=[])
     nothing = {"n": 0, "mean": None, "sd": None, "ci_low": None, "ci_high": None, "noise_floor": None, "per_seed": {}}
+    nothing |= {"dropped": [0, 1, 2], "collapsed": []}
     for row in [*results["gaps"], *(c for claim in results["claims"] for c in claim["contrasts"])]:
         row.update(nothing)
     results |= {"curves": [], "routing": [], "samples": [], "epochs": dict.fromkeys(results["epochs"])}
@@ -259,11 +264,13 @@ def test_a_dense_study_has_no_routing(results: dict[str, Any]) -> None:
 def test_a_grammar_has_its_floor_in_table_and_figure(results: dict[str, Any]) -> None:
     results = smaller(results)
     results["floor"] = {"loss": 1.23456, "loss_se": 0.0123, "bpb": 0.61, "bpb_se": 0.0061, "num_documents": 400}
+    results["curve_floor"] = {**results["floor"], "loss": 1.111, "num_documents": 40}
     page = Page(render_html(results))
     row = page.rows("mean ± sd over seeds")[-1]
-    assert row[1].startswith("floor") and row[2:5] == ["1.2346 ± 0.0123", "1.2346 ± 0.0123", "0.6100 ± 0.0061"]
-    assert "floor of the grammar" in page.find("section", id="curves")[0]["text"]
-    assert "no model can stay below it" in page.find("section", id="curves")[0]["text"]
+    assert row[1:5] == ["known floor", "1.2346 ± 0.0123", "1.2346 ± 0.0123", "0.6100 ± 0.0061"]
+    assert "scores on the same 400 documents" in page.find("section", id="results")[0]["text"]
+    curves = page.find("section", id="curves")[0]["text"]
+    assert "the grammar itself" in curves and "scores on this same subset" in curves and "can stay below" not in curves
 
 
 def test_what_was_added_after_the_lock_stands_beside_the_verdict(results: dict[str, Any]) -> None:
@@ -389,7 +396,7 @@ def test_another_place_time_zone_language_and_hash_seed_change_nothing(results: 
     path.write_text(json.dumps(smaller(results)), encoding="utf-8")
     code = f"""
 import json, pathlib, sys
-from equipoise.report import write_report
+from equipoise.report.write import write_report
 write_report(json.loads(pathlib.Path({str(path)!r}).read_text(encoding="utf-8")), pathlib.Path())
 print(*sorted({{"torch", "matplotlib.pyplot", "tkinter"}} & set(sys.modules)))
 """
@@ -465,7 +472,7 @@ def test_markdown_tables_are_regular_and_literal(
     assert not re.search("[\x00-\x08\x0b-\x1f\u2028\u202e\u200f\ud800-\udfff]", text)
     assert "<" not in text
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(tables) == 5
+    assert len(tables) == 6
     for table in tables:
         assert len({len(cells(row)) for row in table.splitlines()}) == 1
     if hostile_one:

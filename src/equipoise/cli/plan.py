@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -22,13 +20,11 @@ from equipoise.cli.console import (
     emit_json,
     out,
     read_study,
-    say,
     scientific,
     show_table,
     signed,
     size,
 )
-from equipoise.spec.study import StudySpec
 
 
 def plan(
@@ -47,49 +43,21 @@ def plan(
 
     Example: equipoise plan tinystories-cpu --set 'corpus.path="stories"' --probe
     """
+    from equipoise.engine import default_jobs, probe_steps
+    from equipoise.matching import resolve_arms
     from equipoise.study import data_facts
     from equipoise.study import plan as make_plan
 
     spec = read_study(study, overrides)
     facts = data_facts(spec, cache or default_cache())
     num_jobs = jobs or default_jobs(spec.recipe.threads)
-    step_s = measure_steps(spec, facts.vocab_size) if probe else None
+    arms = resolve_arms(spec.arms, facts.vocab_size, spec.recipe.seq_len)
+    step_s = probe_steps({name: arm.model for name, arm in arms.items()}, spec.recipe) if probe else None
     planned = make_plan(spec, facts, step_s, num_jobs)
     if as_json:
         emit_json(planned)
     else:
         show_plan(planned)
-
-
-def default_jobs(threads: int) -> int:
-    """Runs at a time: one per `threads` cores; one where there is a GPU, which a run has for itself."""
-    import shutil
-
-    if shutil.which("nvidia-smi"):
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads)
-
-
-def measure_steps(spec: StudySpec, vocab_size: int) -> dict[str, float]:
-    """Seconds of one update per arm, measured in a child process, one arm after the other."""
-    from equipoise.config import dump
-    from equipoise.matching import resolve_arms
-
-    arms = resolve_arms(spec.arms, vocab_size, spec.recipe.seq_len)
-    request = {"recipe": dump(spec.recipe), "models": {name: dump(arm.model) for name, arm in arms.items()}}
-    child = subprocess.run(
-        [sys.executable, "-m", "equipoise", "step-time"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    if child.returncode:
-        say(child.stderr.strip() or f"the probe ended with exit code {child.returncode}")
-        raise typer.Exit(child.returncode)
-    return dict(json.loads(child.stdout))
 
 
 def step_time() -> None:
@@ -131,6 +99,9 @@ def show_plan(planned: Mapping[str, Any]) -> None:
     )
     if planned["train_tokens"] is None:
         out().print("epochs: unknown until corpus.path is set\n")
+    for budget in planned["budgets"]:
+        if budget["epochs"] is not None and budget["epochs"] > 4:
+            out().print(f"warning: {budget['budget']:,} tokens repeat the training data {budget['epochs']:.1f} times\n")
     seeds = len(planned["seeds"])
     out().print(
         f"runs: {planned['num_runs']} ({len(planned['arms'])} arms × {seeds} seeds × {len(planned['budgets'])} budgets)"

@@ -87,9 +87,19 @@ def _end(event: Event) -> str:
 
 
 def _state(run: RunConfig, row: dict[str, Any]) -> str:
-    """step/total, share, loss, tokens/s, time left, from the newest row of the record."""
+    """step/total (share) · loss · learning rate as a share of its peak · ms/step · tokens/s · elapsed · time left."""
     steps, step = run.num_steps, row["step"]
-    left = row["elapsed_s"] / step * (steps - step) if step else None
-    loss = row.get("lm_loss", row.get("loss"))
-    speed = f"{count(row.get('tokens_per_s'))} tok/s" if row["kind"] == "train" else "evaluated"
-    return f"step {step}/{steps} ({100 * step // steps} %) loss {number(loss)} {speed} left {duration(left)}"
+    done = f"step {step}/{steps} ({100 * step // steps} %)"
+    if row["kind"] == "eval":
+        return f"{done} validation loss {number(row['loss'])}"
+    speed = row["tokens_per_s"]
+    parts = (
+        done,
+        f"loss {number(row['lm_loss'])}",
+        f"lr {row['lr'] / run.recipe.optim.lr:.2f}×",
+        f"{run.recipe.batch_tokens / speed * 1e3:.0f} ms/step",
+        f"{count(speed)} tok/s",
+        f"elapsed {duration(row['elapsed_s'])}",
+        f"left {duration(row['elapsed_s'] / step * (steps - step))}",
+    )
+    return " ".join(parts)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from equipoise.cli.console import (
-    JsonOption,
-    count,
-    duration,
-    emit_json,
-    number,
-    out,
-    say,
-    scientific,
-    show_table,
-    signed,
-)
-from equipoise.cli.plan import ARM_HEADINGS, arm_cells
+from equipoise.cli.console import JsonOption, emit_json, out, print_table, say, show_table
+from equipoise.report import statements, tables, values, verdicts
+from equipoise.report.values import Cell, Table
+from equipoise.report.verdicts import Effect
+from equipoise.text import count, duration, loss, one_line
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A study directory, e.g. runs/quick.")]
 
@@ -37,13 +30,18 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     lock = read_lock(directory)
     rows: list[dict[str, Any]] = []
     for record in read_status(directory, lock):
-        newest = last_row(record.directory / "metrics.jsonl") if record.status in ("started", "interrupted") else None
+        newest = None
+        if record.status in ("started", "interrupted"):
+            with contextlib.suppress(
+                ValueError, TypeError, OSError
+            ):  # what lies there is judged when it is gone on from
+                newest = last_row(record.directory / "metrics.jsonl")
         summary = record.summary or {}
         rows.append(
             {
                 "run": record.directory.relative_to(directory).as_posix(),
                 "status": record.status,
-                "step": summary.get("steps", newest["step"] if newest else None),
+                "step": summary.get("steps", newest.get("step") if newest else None),
                 "val_loss": summary.get("val_loss"),
                 "train_s": summary.get("train_s"),
                 "message": record.fault or summary.get("message"),
@@ -56,7 +54,14 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
         f"{lock.study.name}: {sum(r['status'] == 'complete' for r in rows)} of {len(rows)} runs complete",
         ["run", "status", "step", "loss", "time", "note"],
         [
-            [r["run"], r["status"], count(r["step"]), number(r["val_loss"]), duration(r["train_s"]), r["message"] or ""]
+            [
+                r["run"],
+                r["status"],
+                count(r["step"]),
+                loss(r["val_loss"]),
+                duration(r["train_s"]),
+                one_line(r["message"] or ""),
+            ]
             for r in rows
         ],
     )
@@ -65,94 +70,80 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
 def report(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     """Rebuild results.json, results.md and report.html of a study from its run directories.
 
+    Exit code 1 when the results are there but the report could not be made.
+
     Example: equipoise report runs/quick
     """
-    results, path = write_outputs(directory)
-    if as_json:
-        emit_json(results)
-    else:
-        show_results(results)
+    path = write_outputs(directory, emit_json if as_json else show_results)[1]
+    if path is None:
+        raise typer.Exit(1)
+    if not as_json:
         say(f"report: {path}")
 
 
-def write_outputs(directory: Path) -> tuple[dict[str, Any], Path]:
-    """Collect a study and write everything that is made of it; returns the results and the path of the report."""
-    from equipoise.report import write_report
+def write_outputs(
+    directory: Path, show: Callable[[Mapping[str, Any]], None] = lambda _: None
+) -> tuple[dict[str, Any], Path | None]:
+    """Collect a study, write results.json, `show` the results, and only then make the report of them.
+
+    Returns the results and the path of the report; None when it could not be made, which is said on stderr in one line
+    and takes nothing from the results. A reader who went away, and so made `show` fail, still gets the report.
+    """
     from equipoise.results import collect, write_results
 
     results = collect(directory)
     write_results(directory, results)
-    return results, write_report(results, directory)[0]
+    try:
+        show(results)
+    finally:
+        path = _rendered(results, directory)
+    return results, path
+
+
+def _rendered(results: Mapping[str, Any], directory: Path) -> Path | None:
+    try:
+        from equipoise.report.write import write_report
+
+        return write_report(results, directory)[0]
+    except Exception as error:  # a font, a full disk, a fault of ours: nothing about a drawing may hide a result
+        reason = one_line(f"{type(error).__name__}: {error}")
+        say(f"warning: {directory}: no new report.html and results.md ({reason}); results.json is complete")
+        return None
 
 
 def show_results(results: Mapping[str, Any]) -> None:
-    """Arms, results, gaps and verdicts as tables on stdout."""
+    """Arms, results, gaps and verdicts on stdout: the tables of the report, of gaps those in the study's own metric."""
+    results = values.normalised(results)
     if results["question"]:
-        out().print(f"{results['question']}\n")
-    show_table("Arms", ARM_HEADINGS, [arm_cells(arm) for arm in results["arms"]])
-    titles = {
-        "val_loss": "loss (nats/token)",
-        "best_val_loss": "best loss",
-        "val_bpb": "bits/byte",
-    }
-    rows = {(row["arm"], row["budget"], row["metric"]): row for row in results["table"]}
-    many = len(results["budgets"]) > 1
-    show_table(
-        f"Results on the {results['split']} split, mean ± sd over seeds",
-        ["arm", *(["budget"] if many else []), *titles.values(), "n", "train FLOPs", "notes"],
-        [
-            [
-                arm["name"],
-                *([count(budget)] if many else []),
-                *(_mean_sd(rows[arm["name"], budget, metric]) for metric in titles),
-                f"{rows[arm['name'], budget, 'val_loss']['n']}/{len(results['seeds'])}",
-                scientific(arm["flops_per_token"] * results["tokens_per_budget"][str(budget)]),
-                _notes(rows[arm["name"], budget, "val_loss"]),
-            ]
-            for budget in results["budgets"]
-            for arm in results["arms"]
-        ]
-        + _floor_rows(results, many),
-    )
-    show_table(
-        "Gaps in loss, paired by seed (left − right)",
-        ["left − right", *(["budget"] if many else []), "mean ± sd", "95 % interval", "noise floor", "n"],
-        [
-            [
-                " − ".join(
-                    f"{gap[s]} (collapsed)" if gap[s] in gap["collapsed"] else gap[s] for s in ("left", "right")
-                ),
-                *([count(gap["budget"])] if many else []),
-                f"{signed(gap['mean'])} ± {number(gap['sd'])}",
-                "n/a" if gap["ci_low"] is None else f"{signed(gap['ci_low'])} to {signed(gap['ci_high'])}",
-                number(gap["noise_floor"]),
-                str(gap["n"]),
-            ]
-            for gap in results["gaps"]
-            if gap["metric"] == "val_loss"
-        ],
-    )
-    for claim in results["claims"]:
-        marks = f" [{', '.join(claim['marks'])}]" if claim["marks"] else ""
-        out().print(f"{claim['verdict'].upper():<13} {claim['id']}{marks}")
-        out().print(f"              {claim['reason']}", soft_wrap=True)
+        out().print(f"{one_line(results['question'])}\n", soft_wrap=True)
+    _show(tables.arms_table(results))
+    _show(tables.results_table(results))
+    if results["gaps"]:
+        _show(tables.gaps_table(results, values.main_metric(results)))
+    for card in verdicts.cards(results):
+        marks = f" [{', '.join(card.marks)}]" if card.marks else ""
+        out().print(f"{card.verdict.upper():<13} {one_line(card.id + marks)}", soft_wrap=True)
+        for line in (card.sentence, card.reason, *map(_later, card.later)):
+            out().print(f"              {one_line(line)}", soft_wrap=True)
+    if mixed := statements.mixed(results):
+        out().print(f"mixed environments: {one_line(mixed)}", soft_wrap=True)
     if results["split"] != "validation":
-        out().print("scored on the selection split: for choosing a recipe; no claim is judged")
+        out().print(f"scored on the {results['split']} split: for choosing a recipe; no claim is judged")
 
 
-def _mean_sd(row: Mapping[str, Any]) -> str:
-    mark = " (collapsed)" if row["collapsed"] else ""
-    return f"{number(row['mean'])} ± {number(row['sd'])}{mark}"
+def _show(table: Table) -> None:
+    columns = [(_cell(cell), cell.number) for cell in table.header]
+    print_table(table.title, columns, [[_cell(cell) for cell in row] for row in table.rows], table.facts)
 
 
-def _notes(row: Mapping[str, Any]) -> str:
-    parts = [f"{what} seed {', '.join(map(str, row[what]))}" for what in ("lost", "diverged", "collapsed") if row[what]]
-    return "; ".join(parts)
+def _cell(cell: Cell) -> str:
+    return one_line(cell.text) + (f" ({', '.join(cell.marks)})" if cell.marks else "")
 
 
-def _floor_rows(results: Mapping[str, Any], many: bool) -> list[list[str]]:
-    floor = results["floor"]
-    if floor is None:
-        return []
-    loss, bpb = (f"{number(floor[name])} (se {number(floor[name + '_se'])})" for name in ("loss", "bpb"))
-    return [["known floor", *([""] if many else []), loss, loss, bpb, "", "", f"{floor['num_documents']} documents"]]
+def _later(effect: Effect) -> str:
+    """An effect that is shown beside a verdict and was not judged."""
+    marks = f" ({', '.join(effect.marks)})" if effect.marks else ""
+    return (
+        f"post hoc, not judged: {effect.pair} at {effect.budget} tokens {effect.mean}{marks}, 95 % interval "
+        f"{effect.interval}, n = {effect.seeds}"
+    )

@@ -24,7 +24,6 @@ from equipoise.cli.console import (
     read_study,
     say,
 )
-from equipoise.cli.plan import default_jobs
 from equipoise.cli.progress import Progress
 from equipoise.cli.reports import show_results, write_outputs
 
@@ -45,7 +44,7 @@ def run(
 
     Example: equipoise run quick
     """
-    from equipoise.engine import Task, catching_signals, run_local
+    from equipoise.engine import Task, catching_signals, default_jobs, run_local
     from equipoise.files import held
     from equipoise.lock import note_finished, status
     from equipoise.record import start_run

@@ -42,7 +42,7 @@ from equipoise.spec.data import Corpus, GrammarCorpus, Tokenizer, requested_voca
 BATCH_CHARS: Final = 1 << 20
 """Characters encoded in one call; one document on top of it bounds the memory of preparing."""
 SAMPLE_CHARS: Final = 1 << 20
-"""What `estimate` reads."""
+"""What `estimate` reads, of one document at most a 64th: a single book's names would pass for the corpus'."""
 POLL_S: Final = 0.2
 """How often a process that waits for another one's lock looks at `should_stop`."""
 POLL_DOCUMENTS: Final = 256
@@ -295,7 +295,7 @@ class Estimate:
 
 
 def estimate(corpus: Corpus, tokenizer: Tokenizer) -> Estimate:
-    """Tokens and vocabulary from the first megabyte of text that may become training text; writes nothing.
+    """Tokens and vocabulary from about a megabyte of the text that may become training text; writes nothing.
 
     Raises DataError for a corpus that cannot be used. Off by a few per cent: the sample's merges are not the corpus',
     and duplicates are not looked for; for .jsonl the bytes around the text count as well.
@@ -307,8 +307,9 @@ def estimate(corpus: Corpus, tokenizer: Tokenizer) -> Estimate:
     for document in source.read():
         if document.split in ("validation", "selection") or not document.text.strip():
             continue
-        sample.append(document.text)
-        size += len(document.text)
+        sample.append(document.text[: SAMPLE_CHARS // 64])
+        size += len(sample[-1])
+        complete = complete and len(sample[-1]) == len(document.text)
         if size >= SAMPLE_CHARS:
             complete = False
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.config import digest, dump
@@ -71,12 +72,15 @@ shared expert that the trained model does not have: it is there with zeros and a
 """
 
 
-def model_card(weights: Weights, environment: dict[str, Any], sha256: str) -> str:
-    """README.md of the exported weights; `environment` is the run's environment.json, `sha256` its weight file's."""
+_VERSIONS = ("equipoise", "torch", "numpy", "tokenizers", "python")
+
+
+def model_card(weights: Weights, environments: Sequence[Mapping[str, Any]], sha256: str) -> str:
+    """README.md of the exported weights; `environments` are those the run went through, `sha256` its weight file's."""
     run, summary, kind = weights.run, weights.summary, family(weights.run.model)
     loss, bpb = ("best_val_loss", "best_val_bpb") if weights.best else ("val_loss", "val_bpb")
     which = f"step {weights.step:,} of {summary['steps']:,}"
-    made_with = (f"{name} {environment[name]}" for name in ("equipoise", "torch", "numpy", "tokenizers", "python"))
+    made_with = (", ".join(f"{name} {environment[name]}" for name in _VERSIONS) for environment in environments)
     return _CARD.format(
         kind=kind,
         title=f"{run.arm}, seed {run.seed}, {run.budget:,} tokens",
@@ -97,6 +101,6 @@ def model_card(weights: Weights, environment: dict[str, Any], sha256: str) -> st
         digest=digest(run),
         data=run.data,
         sha256=sha256,
-        environment=", ".join(made_with),
+        environment="; then ".join(dict.fromkeys(made_with)),
         config=json.dumps(dump(run), indent=1, ensure_ascii=False),
     )

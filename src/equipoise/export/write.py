@@ -37,9 +37,8 @@ def export(weights: Weights, destination: Path) -> dict[str, Any]:
     config = to_huggingface(model, seq_len=seq_len, eot_id=eot_id)
     tensors = their_tensors(model, weights.tensors)
     checkpoint = f"{WEIGHTS}/step-{weights.step:08d}/model.safetensors"
-    card = model_card(
-        weights, read_json(weights.directory / "environment.json"), weights.summary["files"][checkpoint]["sha256"]
-    )
+    environments = read_json(weights.directory / "environment.json")["environments"]
+    card = model_card(weights, environments, weights.summary["files"][checkpoint]["sha256"])
     destination.absolute().parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.absolute().with_name(f".{destination.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

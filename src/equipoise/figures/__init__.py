@@ -7,8 +7,8 @@ display, a window system or pyplot; none writes a file.
 from __future__ import annotations
 
 from equipoise.figures.curves import loss_curves
-from equipoise.figures.effects import effects
+from equipoise.figures.effects import contrast_label, effects
 from equipoise.figures.routing import expert_usage, router_health
 from equipoise.figures.style import Axis
 
-__all__ = ["Axis", "effects", "expert_usage", "loss_curves", "router_health"]
+__all__ = ["Axis", "contrast_label", "effects", "expert_usage", "loss_curves", "router_health"]

@@ -5,7 +5,7 @@ Not for: comparing arms (the gaps and verdicts do); a curve is scored on a subse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 import numpy as np
@@ -29,9 +29,10 @@ def loss_curves(
 ) -> Figure:
     """Validation loss (nats/token) of every run of one budget against tokens, training FLOPs or training seconds.
 
-    A run that diverged or was lost is dashed, ends in a cross, and is no part of the mean. The height of the frame is
-    the same for all axes of a budget, and fits what follows the first quarter of training: the steep start lies above.
-    A grammar's floor is a dotted line. `size` is in points.
+    A run that diverged or was lost is dashed, ends in a cross, and is no part of the mean; nor is a seed that was added
+    late. The height of the frame is the same for all axes of a budget, and fits what follows the first quarter of
+    training: the steep start lies above. A grammar's own score on the windows of the curve is a dotted line. `size` is
+    in points.
     """
     figure, (ax,) = style.blank(*size)
     runs = {(run["arm"], run["seed"], run["budget"]): run for run in results["runs"]}
@@ -45,23 +46,30 @@ def loss_curves(
         if not own:
             continue
         look = style.arm_style(results, arm)
+        late = {curve["seed"] for curve in own if runs[arm, curve["seed"], budget]["post_hoc"]}
+        counted = {curve["seed"] for curve in own} - late or late  # of a late arm or budget all seeds are late
         finished: list[Mapping[str, Any]] = []
         for curve in own:
-            complete = runs.get((arm, curve["seed"], budget), {}).get("status") == "complete"
+            complete = runs[arm, curve["seed"], budget]["status"] == "complete"
             x, y = _line(style.thinned(_scored(curve)), axis, divisor)
             dashes = look["linestyle"] if complete else (0, (3, 2))
             ax.plot(x, y, color=look["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, label="")
-            if complete:
+            if complete and curve["seed"] in counted:
                 finished.append(curve)
-            elif len(x):
+            if not complete and len(x):
                 ends.append((x[-1], y[-1], look["color"]))
         x, y = _line(style.thinned(_mean(finished, axis)), axis, divisor)
         every = max(1, len(x) // 6)
         ax.plot(x, y, **look, linewidth=2, markersize=4.5, markevery=every)
-        entries.append((Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, own, finished, runs)))
-    if results["floor"]:
-        floor = ax.axhline(results["floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2)))
-        entries.append((floor, "floor of the grammar"))
+        fallen = any(
+            runs[arm, curve["seed"], budget][name] for curve in own for name in ("collapsed", "best_collapsed")
+        )
+        entries.append(
+            (Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, finished, counted, late, fallen))
+        )
+    if results["curve_floor"]:
+        floor = ax.axhline(results["curve_floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2)))
+        entries.append((floor, "the grammar itself"))
     low, high = _limits(results, curves, runs)
     margin = 0.05 * (high - low)
     legend_frac = min(0.5, (8 + 15 * len(entries)) / (size[1] - TOP - BOTTOM))  # a line of the legend is 15 points high
@@ -100,13 +108,13 @@ def _mean(curves: Sequence[Mapping[str, Any]], axis: Axis) -> list[dict[str, flo
     ]
 
 
-def _label(arm: str, own: Sequence[Any], finished: Sequence[Any], runs: Mapping[tuple[str, int, int], Any]) -> str:
+def _label(arm: str, finished: Sequence[Any], counted: Set[int], late: Set[int], collapsed: bool) -> str:
     """The arm, and what a reader of its line must know."""
-    notes = []
-    if any(runs.get((arm, curve["seed"], curve["budget"]), {}).get("collapsed") for curve in own):
-        notes.append("collapsed")
-    if len(finished) < len(own):
-        notes.append(f"{len(finished)} of {len(own)} finished")
+    notes = ["collapsed"] if collapsed else []
+    if len(finished) < len(counted):
+        notes.append(f"{len(finished)} of {len(counted)} finished")
+    if late:
+        notes.append("post hoc" if late == counted else f"mean without {len(late)} post hoc")
     return f"{arm} ({', '.join(notes)})" if notes else arm
 
 
@@ -117,9 +125,9 @@ def _limits(
     framed = []
     for curve in curves:
         points = _scored(curve)
-        if points and runs.get((curve["arm"], curve["seed"], curve["budget"]), {}).get("status") == "complete":
+        if points and runs[curve["arm"], curve["seed"], curve["budget"]]["status"] == "complete":
             framed += [p["loss"] for p in points if p["tokens"] >= STEEP_FRAC * points[-1]["tokens"]]
-    if results["floor"]:
-        framed.append(results["floor"]["loss"])
+    if results["curve_floor"]:
+        framed.append(results["curve_floor"]["loss"])
     low, high = min(framed, default=0.0), max(framed, default=1.0)
     return (low, high) if high > low else (low - 0.5, low + 0.5)

@@ -14,6 +14,24 @@ from matplotlib.ticker import MaxNLocator
 from equipoise.figures import style
 from equipoise.text import is_number, loss, shortened
 
+LOWEST, HIGHEST = -0.38, 0.2
+"""How far the vertical lines of a row reach below and above its middle; a row is 1 high, its label stands above."""
+
+
+def contrast_label(row: Mapping[str, Any], *more: str) -> str:
+    """ "left − right" with what a reader must know of it: `more`, seeds left out, and which side collapsed.
+
+    >>> contrast_label({"left": "moe", "right": "dense", "collapsed": ["moe"], "dropped": [1]}, "40M tokens")
+    'moe (collapsed) − dense, 40M tokens, without seed 1'
+    """
+    sides = [
+        f"{shortened(row[side], 26)} (collapsed)" if row[side] in row["collapsed"] else shortened(row[side], 26)
+        for side in ("left", "right")
+    ]
+    dropped = [str(seed) for seed in row["dropped"]]
+    without = [f"without seed{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"] if dropped else []
+    return ", ".join((" \u2212 ".join(sides), *more, *without))
+
 
 @style.drawn
 def effects(
@@ -28,14 +46,16 @@ def effects(
 
     Small open circles are seeds, the filled mark is the mean in the colour of the left arm, the bar the interval
     (absent for one seed). Zero is a line; `margins` (text → value) are dotted lines. `labels` stand above the rows,
-    in place of "left − right". `width` is in points; the height follows the rows.
+    in place of "left − right". `width` is in points; the height follows the rows. No line runs through a label.
     """
-    names = labels or [f"{shortened(row['left'], 26)} \u2212 {shortened(row['right'], 26)}" for row in contrasts]
+    names = labels or [contrast_label(row) for row in contrasts]
     figure, (ax,) = style.blank(width, 38 + 42 * max(1, len(contrasts)))
-    ax.axvline(0, color=style.MUTED, linewidth=1)
     extent = [0.0, *(margins or {}).values()]
     for place, (row, label) in enumerate(zip(contrasts, names, strict=True)):
         y = float(-place)
+        ax.plot([0, 0], [y + LOWEST, y + HIGHEST], color=style.MUTED, linewidth=1, solid_capstyle="butt")
+        for value in (margins or {}).values():
+            ax.plot([value] * 2, [y + LOWEST, y + HIGHEST], color=style.MUTED, linewidth=1, linestyle=(0, (1, 2)))
         look = style.arm_style(results, row["left"])
         seeds = [
             float(row["per_seed"][seed])
@@ -50,13 +70,12 @@ def effects(
         if is_number(row["mean"]):
             ax.plot([row["mean"]], [y], color=look["color"], marker=look["marker"], markersize=7, linestyle="none")
             extent.append(row["mean"])
-        style.write(ax, 0, y + 0.26, label, transform=ax.get_yaxis_transform(), va="bottom")
+        style.write(ax, 0, y + HIGHEST + 0.06, label, transform=ax.get_yaxis_transform(), va="bottom")
     low, high = min(extent), max(extent)
     pad = 0.08 * (high - low) or 0.01
     ax.set_xlim(low - pad, high + pad)
     ax.set_ylim(-max(1, len(contrasts)) + 0.6, 0.75)
     for name, value in (margins or {}).items():
-        ax.axvline(value, color=style.MUTED, linewidth=1, linestyle=(0, (1, 2)))
         style.write(ax, value, 1.0, name, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=9.5)
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)

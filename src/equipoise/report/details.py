@@ -38,12 +38,11 @@ def runs_table(results: Mapping[str, Any]) -> Table:
     for run in results["runs"]:
         rows.append(
             (
-                Cell(text=run["arm"], head=True, arm=arm_index(results, run["arm"])),
+                Cell(text=run["arm"], head=True, arm=arm_index(results, run["arm"]), marks=added(run)),
                 Cell(text=text.short(run["budget"]), number=True),
                 Cell(text=str(run["seed"]), number=True),
                 Cell(
                     text=f"{run['status']}: {run['message']}" if run["message"] else run["status"],
-                    marks=added(run),
                     prose=True,
                 ),
                 *(_run_loss(run, metric) for metric in METRICS),

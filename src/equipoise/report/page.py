@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,9 +17,9 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from equipoise import figures
-from equipoise.figures import style, text
-from equipoise.report import details, statements, tables, verdicts
+from equipoise import figures, text
+from equipoise.figures import style
+from equipoise.report import details, statements, tables, values, verdicts
 from equipoise.report.svg import inline
 
 _AXES: Final[tuple[tuple[figures.Axis, str], ...]] = (
@@ -36,20 +35,14 @@ class Pane:
 
     label: str
     figures: tuple[Markup, ...] = ()
-    table: tables.Table | None = None
-    prompts: tuple[tuple[str, tuple[tuple[str, int | None, str | None], ...]], ...] = ()
-    """Per prompt: arm, its place, and its text (None: this run has none)."""
-
-
-def normalised(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The results as JSON would give them back: keys are text, whoever made them."""
-    value: dict[str, Any] = json.loads(json.dumps(results))
-    return value
+    table: values.Table | None = None
+    prompts: tuple[tuple[str, tuple[tuple[str, int, tuple[str, ...], str | None], ...]], ...] = ()
+    """Per prompt: arm, its place, the marks of this run, and its text (None: this run has none)."""
 
 
 def render_html(results: Mapping[str, Any]) -> str:
     """The report of a study as one HTML page (text, to be stored as UTF-8)."""
-    results = normalised(results)
+    results = values.normalised(results)
     sheet = stylesheet()
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     environment = jinja2.Environment(
@@ -113,14 +106,13 @@ def _effect_figure(results: Mapping[str, Any], card: verdicts.Card, index: int) 
 
 def _gaps_figure(results: Mapping[str, Any]) -> Markup | None:
     """The gaps of the study's own metric, one below the other."""
-    metric = tables.main_metric(results)
+    metric = values.main_metric(results)
     rows = [row for row in results["gaps"] if row["metric"] == metric and text.is_number(row["mean"])]
     if not rows:
         return None
-    pairs = [f"{text.shortened(row['left'], 26)} \u2212 {text.shortened(row['right'], 26)}" for row in rows]
-    labels = [f"{pair}, {text.short(row['budget'])} tokens" for pair, row in zip(pairs, rows, strict=True)]
+    labels = [figures.contrast_label(row, f"{text.short(row['budget'])} tokens", *values.added(row)) for row in rows]
     figure = figures.effects(results, rows, labels=labels, width=500)
-    return inline(figure, "gaps", f"Paired gaps in {tables.metric_name(results, metric)}, with 95 % intervals")
+    return inline(figure, "gaps", f"Paired gaps in {values.metric_name(results, metric)}, with 95 % intervals")
 
 
 def _curve_panes(results: Mapping[str, Any]) -> list[Pane]:
@@ -153,7 +145,7 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
         )
         panes = []
         for row in own:
-            name = f"routing-{tables.arm_index(results, arm['name'])}-{row['budget']}-{row['seed']}"
+            name = f"routing-{values.arm_index(results, arm['name'])}-{row['budget']}-{row['seed']}"
             drawn: tuple[Markup, ...] = ()
             if row["points"]:
                 who = f"{arm['name']}, {text.short(row['budget'])} tokens, seed {row['seed']}"
@@ -167,12 +159,23 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
                         figures.router_health(row), f"{name}-health", f"Router entropy and log Z over training: {who}"
                     ),
                 )
-            label = f"{text.short(row['budget'])} · seed {row['seed']}"
+            marks = _run_marks(results, arm["name"], row["budget"], row["seed"])
+            label = " · ".join((text.short(row["budget"]), f"seed {row['seed']}", *marks))
             final = details.routing_table(results, [row], one_run=True) if row["final"] else None
             panes.append(Pane(label=label, figures=drawn, table=final))
         if panes:
-            found.append((arm["name"], tables.arm_index(results, arm["name"]), panes))
+            found.append((arm["name"], values.arm_index(results, arm["name"]), panes))
     return found
+
+
+def _run_marks(results: Mapping[str, Any], arm: str, budget: int, seed: int) -> tuple[str, ...]:
+    """What has to stand at anything one run's final weights did."""
+    return tuple(
+        mark
+        for run in results["runs"]
+        if (run["arm"], run["budget"], run["seed"]) == (arm, budget, seed)
+        for mark in (*values.added(run), *values.marks(run))
+    )
 
 
 def _sample_panes(results: Mapping[str, Any]) -> list[Pane]:
@@ -192,11 +195,12 @@ def _sample_panes(results: Mapping[str, Any]) -> list[Pane]:
                     (
                         arm["name"],
                         index,
+                        _run_marks(results, arm["name"], budget, seed),
                         last[key]["text"] if (key := (budget, seed, prompt, arm["name"])) in last else None,
                     )
                     for index, arm in enumerate(results["arms"])
                 ]
-                if any(written is not None for _, _, written in found):
+                if any(written is not None for *_, written in found):
                     rows.append((prompt, tuple(found)))
             panes.append(Pane(label=f"{text.short(budget)} · seed {seed}", prompts=tuple(rows)))
     return panes

@@ -61,7 +61,7 @@ def environments_table(results: Mapping[str, Any]) -> Table:
         "; ".join(_run_name(run) for run in results["runs"] if index in run["environments"])
         for index in range(len(flat))
     ]
-    runs = ((Cell(text="runs", head=True), *(Cell(text=names, prose=True) for names in used)),) if len(flat) > 1 else ()
+    runs = ((Cell(text="runs", head=True), *(Cell(text=said, prose=True) for said in used)),) if len(flat) > 1 else ()
     return Table(
         title=title,
         header=(

@@ -146,14 +146,14 @@ def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
                 Cell(text=_mean_sd(row, signed=True), number=True, marks=marks(row)),
                 Cell(text=interval(row), number=True, marks=marks(row)),
                 Cell(text=text.loss(row["noise_floor"]), number=True),
-                Cell(text=seed_count(row), number=True),
+                Cell(text=seed_count(row), prose=True),
                 Cell(text=lower_arm(row)),
             )
         )
     labels = ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "seeds", "lower"]
     if metric:
         labels.remove("metric")
-    header = tuple(Cell(text=label, number=label not in ("contrast", "metric", "lower")) for label in labels)
+    header = tuple(Cell(text=label, number=label not in ("contrast", "metric", "seeds", "lower")) for label in labels)
     notes = (
         "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the "
         "initial values of equally shaped tensors. Intervals are unadjusted 95 % t intervals. Noise floor: the "

@@ -15,7 +15,7 @@ class GrammarCorpus:
     seed: int = 0
     """Seed of the world (names, attributes, places); documents of the three splits come from disjoint seeds."""
     num_documents: int = 20_000
-    """Training documents to write, at least 1; about 110 words each."""
+    """Training documents to write, at least 1; about 80 words each."""
     num_validation: int = 1_000
     """Validation documents, at least 1."""
     num_selection: int = 200

@@ -26,6 +26,7 @@ Quantity = Literal["active_params", "total_params", "flops_per_token"]
 RESERVED_NAMES = (
     "data",
     "figures",
+    "logs",
     "study.toml",
     "lock.json",
     "step_time.json",
