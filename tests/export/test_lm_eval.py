@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,7 +20,8 @@ from equipoise.score import score_text
 
 from .conftest import SEQ_LEN
 
-TASK = Path(__file__).parents[2] / "docs" / "lm_eval" / "equipoise_text.yaml"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+TASK = DOCUMENT.parent / "lm_eval" / "equipoise_text.yaml"
 CASES = [("dense", "gqa", False), ("top-2", "gqa", True), ("top-1-as-is", "mha", False)]
 SHORT = [f"the cat and {n} hats\n" + "é🦙 " * (n % 4) + '{{ "as it stands" }}' for n in range(20)]
 LONG = [" ".join(SHORT)]
@@ -30,11 +33,12 @@ def lm_eval(python: Path, directory: Path, texts: list[str], folder: Path) -> fl
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "documents.jsonl").write_text(lines, encoding="utf-8")
     shutil.copy(TASK, folder)
-    command = [python, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={directory},dtype=float32"]
-    command += ["--include_path", ".", "--tasks", "equipoise_text", "--device", "cpu", "--batch_size", "8"]
+    (line,) = re.findall(r"^HF_HUB_OFFLINE=1 lm_eval (.*?)\n```", DOCUMENT.read_text(encoding="utf-8"), re.M | re.S)
+    words = shlex.split(line.replace("\\\n", " ").replace("path/to/moe-s0", str(directory)))
+    command = [python, "-m", "lm_eval", *words, "--output_path", "results"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "--output_path", "results"],
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -13,9 +13,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from equipoise.figures import effects, expert_usage, loss_curves, router_health, style
+from equipoise.figures import contrast_label, effects, expert_usage, loss_curves, router_health, style
 
 NAMES = ["$x_$", "_base", "plain"]
 
@@ -119,6 +120,27 @@ def test_small_axes_are_plain(results: dict[str, Any]) -> None:
     assert loss_curves(results, 500, "seconds").axes[0].get_xlabel() == "training time (seconds)"
 
 
+def test_a_late_seed_is_drawn_but_is_no_part_of_the_mean(results: dict[str, Any]) -> None:
+    results["runs"][1]["post_hoc"] = True
+    figure = loss_curves(results, 4_000_000)
+    assert lines(figure, 2)[0][1] == pytest.approx([9.0, 3.0, 2.0, 1.5, 1.0])  # seed 0 alone
+    assert len(lines(figure, 0.8)) == 6
+    assert "$x_$ (collapsed, without 1 post hoc)" in texts(figure)
+
+
+def test_of_a_late_arm_the_mean_is_over_all_seeds(results: dict[str, Any]) -> None:
+    for run in results["runs"][:2]:
+        run.update(post_hoc=True, collapsed=False, best_collapsed=False)
+    figure = loss_curves(results, 4_000_000)
+    assert lines(figure, 2)[0][1] == pytest.approx([9.0, 3.1, 2.2, 1.6, 1.2])
+    assert "$x_$ (post hoc)" in texts(figure)
+
+
+def test_a_collapse_at_the_best_step_is_named_too(results: dict[str, Any]) -> None:
+    results["runs"][2]["best_collapsed"] = True
+    assert "_base (collapsed)" in texts(loss_curves(results, 4_000_000))
+
+
 def test_the_frame_ignores_the_start_and_what_diverged(results: dict[str, Any]) -> None:
     ax = loss_curves(results, 4_000_000).axes[0]
     low, high = ax.get_ylim()
@@ -186,6 +208,29 @@ def test_an_effect_shows_seeds_mean_interval_and_zero(results: dict[str, Any]) -
     low, high = figure.axes[0].get_xlim()
     assert low < -0.5 and high > 0.2
     assert {"$x_$ \u2212 _base", "+ε"} <= set(texts(figure))
+
+
+def test_no_line_runs_through_a_label(results: dict[str, Any]) -> None:
+    """Zero and a margin lie at the left, where the labels begin; boxes as drawn, in pixels."""
+    rows = [make_contrast(mean=0.3, ci_low=0.1, ci_high=0.5, per_seed={"0": 0.2})] * 3
+    figure = effects(results, rows, margins={"+ε": 0.05})
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (ax,) = figure.axes
+    figure.draw(renderer)
+    labels = [text.get_window_extent(renderer) for text in ax.texts if "\u2212" in text.get_text()]
+    upright = [line for line in ax.get_lines() if len(set(line.get_xdata())) == 1 < len(line.get_xdata())]
+    boxes = [line.get_window_extent(renderer) for line in upright]
+    assert len(labels) == 3 and len(boxes) == 6
+    assert any(label.x0 <= box.x0 <= label.x1 for label in labels for box in boxes)  # they are above each other
+    assert not any(label.overlaps(box) for label in labels for box in boxes)
+
+
+def test_a_label_says_what_a_reader_must_know_of_the_contrast() -> None:
+    row = make_contrast(collapsed=["$x_$"], dropped=[1, 4])
+    assert contrast_label(row, "5k tokens", "post hoc") == (
+        "$x_$ (collapsed) \u2212 _base, 5k tokens, post hoc, without seeds 1, 4"
+    )
+    assert contrast_label(make_contrast()) == "$x_$ \u2212 _base"
 
 
 def test_an_effect_of_one_seed_has_no_interval(results: dict[str, Any]) -> None:

@@ -21,11 +21,6 @@ from rich.text import Text
 from equipoise.config import Table, apply_override, dump
 from equipoise.errors import ConfigError
 from equipoise.spec.study import StudySpec, load_study_table, parse_study
-from equipoise.text import count as count
-from equipoise.text import duration as duration
-from equipoise.text import number as number
-from equipoise.text import scientific as scientific
-from equipoise.text import size as size
 
 SCHEMA_VERSION: Final = 1
 
@@ -103,8 +98,3 @@ def read_study(name: str, overrides: Sequence[str] | None) -> StudySpec:
     for assignment in overrides or ():
         table = apply_override(table, assignment)
     return parse_study(table)
-
-
-def signed(value: float | None, digits: int = 4) -> str:
-    """A fixed-point number with its sign (a true minus), or n/a."""
-    return "n/a" if value is None else f"{value:+.{digits}f}".replace("-", "−")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import typer
 
-from equipoise.cli.console import JsonOption, default_cache, emit_json, show_table, size
+from equipoise.cli.console import JsonOption, default_cache, emit_json, show_table
+from equipoise.text import size
 
 CORE = (
     "torch",

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.console import DeviceOption, JsonOption, QuietOption, count, emit_json, number, out, say
+from equipoise.cli.console import DeviceOption, JsonOption, QuietOption, emit_json, out, say
 from equipoise.cli.export import BestOption, RunArgument
 from equipoise.errors import ConfigError, DataError
+from equipoise.text import count, number
 
 
 def evaluate(

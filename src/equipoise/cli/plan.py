@@ -14,17 +14,13 @@ from equipoise.cli.console import (
     JsonOption,
     SetOption,
     StudyArgument,
-    count,
     default_cache,
-    duration,
     emit_json,
     out,
     read_study,
-    scientific,
     show_table,
-    signed,
-    size,
 )
+from equipoise.text import count, duration, percent, scientific, size
 
 
 def plan(
@@ -136,7 +132,7 @@ def arm_cells(arm: Mapping[str, Any]) -> list[str]:
         count(arm["params"]["active"]),
         count(arm["flops_per_token"]),
         f"{match['to']} on {match['on']}" if match else "—",
-        f"{signed(100 * match['residual'], 2)} %" if match else "—",
+        percent(match["residual"]) if match else "—",
     ]
 
 

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.cli.console import count, duration, number, say
+from equipoise.cli.console import say
 from equipoise.engine import Event
 from equipoise.spec.study import RunConfig
+from equipoise.text import count, duration, number
 
 PLAIN_EVERY_S: Final = 15.0
 """Seconds between two plain lines about runs that are under way."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from equipoise.cli.console import DeviceOption, JsonOption, emit_json, say, scientific, show_table
+from equipoise.cli.console import DeviceOption, JsonOption, emit_json, say, show_table
 from equipoise.errors import ConfigError
+from equipoise.text import scientific
 
 
 def selftest(device: DeviceOption = "auto", as_json: JsonOption = False) -> None:

@@ -19,12 +19,12 @@ from equipoise.cli.console import (
     check_device,
     default_cache,
     emit_json,
-    number,
     out,
     read_study,
     say,
 )
 from equipoise.errors import ConfigError, DataError
+from equipoise.text import number
 
 
 def train(

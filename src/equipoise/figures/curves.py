@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from equipoise.figures import style
 from equipoise.figures.style import Axis
-from equipoise.text import is_number, short
+from equipoise.text import is_number, short, shortened
 
 TOP, BOTTOM = 24.0, 42.0
 """Margins of the frame, in points."""
@@ -114,8 +114,8 @@ def _label(arm: str, finished: Sequence[Any], counted: Set[int], late: Set[int],
     if len(finished) < len(counted):
         notes.append(f"{len(finished)} of {len(counted)} finished")
     if late:
-        notes.append("post hoc" if late == counted else f"mean without {len(late)} post hoc")
-    return f"{arm} ({', '.join(notes)})" if notes else arm
+        notes.append("post hoc" if late == counted else f"without {len(late)} post hoc")
+    return f"{shortened(arm, 26)} ({', '.join(notes)})" if notes else arm
 
 
 def _limits(

@@ -171,7 +171,7 @@ def legend(owner: Axes | Figure, entries: Iterable[tuple[Line2D, str]], **option
     )
     for text, (_, label) in zip(made.get_texts(), pairs, strict=True):
         text.set_parse_math(False)
-        text.set_text(shortened(label))
+        text.set_text(shortened(label, 64))  # about as wide as the narrowest figure
 
 
 def unit(axis: Axis, longest: float) -> tuple[float, str]:
