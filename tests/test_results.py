@@ -118,12 +118,16 @@ def test_lost_and_diverged_runs_are_named_and_hold_the_verdict(tiny: Any, tmp_pa
     assert gap["n"] == 1 and gap["sd"] is None and gap["ci_low"] is None
     assert gap["expected_n"] == 3 and gap["dropped"] == [1, 2]
     assert found["claims"][0]["contrasts"][0]["dropped"] == [1, 2]
-    assert found["epochs"] == {"5120": 0.5}  # of a whole run, not of what a diverged one got to
     (claim,) = found["claims"]
     assert claim["verdict"] == "inconclusive" and "diverged" in claim["reason"]
     statuses = {(r["arm"], r["seed"]): r["status"] for r in found["runs"]}
     assert statuses["moe", 1] == "diverged" and statuses["dense", 2] == "missing"
     assert next(r for r in found["runs"] if r["status"] == "diverged")["message"] == "step 3: lm_loss is not finite"
+
+
+def test_epochs_are_those_of_a_whole_run(tiny: Any, tmp_path: Path) -> None:
+    """Not of how far the first run got, which diverged."""
+    assert collect(make(tmp_path, tiny, tiny.spec, moe_0="diverged"))["epochs"] == {"5120": 0.5}
 
 
 def test_a_collapsed_run_marks_every_number_of_its_arm(tiny: Any, tmp_path: Path) -> None:

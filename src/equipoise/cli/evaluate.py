@@ -30,7 +30,7 @@ def evaluate(
 ) -> None:
     """Score a text with a run's weights: nats per token, and bits per byte of the raw text. Each token counts once.
 
-    Example: equipoise evaluate runs/quick/moe/250000-s0 --text story.txt
+    Example: equipoise evaluate runs/quick/moe/500000-s0 --text story.txt
     """
     import torch
 

@@ -10,7 +10,7 @@ import typer
 from equipoise.cli.console import JsonOption, emit_json, out
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A complete run's directory, e.g. runs/quick/moe/250000-s0.")
+    Path, typer.Argument(metavar="RUN", help="A complete run's directory, e.g. runs/quick/moe/500000-s0.")
 ]
 BestOption = Annotated[
     bool, typer.Option("--best", help="The weights at the lowest point of the curve, not the last ones.")
@@ -25,7 +25,7 @@ def export(
 ) -> None:
     """Write a run as a Llama, Mixtral or Qwen2-MoE directory that Hugging Face's AutoModelForCausalLM loads.
 
-    Example: equipoise export runs/quick/moe/250000-s0 moe-s0
+    Example: equipoise export runs/quick/moe/500000-s0 moe-s0
     """
     from equipoise.export.write import export as write
     from equipoise.weights import read_weights

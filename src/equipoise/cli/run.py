@@ -82,13 +82,9 @@ def run(
                 codes = run_local(tasks, num_jobs=num_jobs, arguments=arguments, on_event=progress.show, stop=stop)
         finally:
             note_finished(directory)
-        results, report = write_outputs(directory)
-    if as_json:
-        emit_json(results)
-    else:
-        show_results(results)
-        if report:
-            say(f"report: {report}")
+        results, report = write_outputs(directory, emit_json if as_json else show_results)
+    if report and not as_json:
+        say(f"report: {report}")
     failed = _exit_code(results, codes.values())
     if failed:
         raise typer.Exit(failed)

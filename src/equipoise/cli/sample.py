@@ -12,7 +12,7 @@ from equipoise.errors import ConfigError, IntegrityError
 
 
 def sample(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. runs/quick/moe/250000-s0.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. runs/quick/moe/500000-s0.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The beginning of the text.")],
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to write at most.")] = 120,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token.")] = 0.0,
@@ -21,7 +21,7 @@ def sample(
 ) -> None:
     """Continue a text with the newest weights of a run.
 
-    Example: equipoise sample runs/quick/moe/250000-s0 "Once upon a time"
+    Example: equipoise sample runs/quick/moe/500000-s0 "Once upon a time"
     """
     from equipoise.checkpoint import load_latest, restore_model
     from equipoise.config import digest
@@ -36,7 +36,9 @@ def sample(
         raise ConfigError(f"{directory}: no run directory; expected one that holds a config.json")
     saved = load_latest(directory / "checkpoints", digest(run))
     if saved is None:
-        raise IntegrityError(f"{directory}/checkpoints: no checkpoint there; train the run again to have weights")
+        raise IntegrityError(
+            f"{directory}/checkpoints: no checkpoint there; to have weights again, delete {directory} and run the study"
+        )
     model = build(run.model, run.seed)
     restore_model(model, saved.model)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
