@@ -37,7 +37,7 @@ def test_defaults() -> None:
             {"seq_len": 0, "threads": 0, "num_evals": 0, "eval_tokens": -1, "micro_sequences": -1},
             [
                 "seq_len: 0 is not accepted; expected at least 1",
-                "threads: 0 is not accepted; expected at least 1",
+                "threads: 0 is not accepted; expected 1 to 256",
                 "num_evals: 0 is not accepted; expected at least 1",
                 "eval_tokens: -1 is not accepted; expected 0 (all) or more",
                 "micro_sequences: -1 is not accepted; expected 0 (as many as fit) or more",

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from equipoise.config import TAG, check, config
 
+MAX_THREADS = 256
+"""More than any machine has cores to use; a slip of a digit would otherwise bring the machine down."""
 MICRO_TOKENS = 8_192
 """Tokens a micro-batch holds at most by default: bounds the logits to 8,192 × V floats (32 MiB at V = 1,024)."""
 
@@ -110,7 +112,7 @@ class Recipe:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto = bfloat16 on a GPU that has it, float32 elsewhere. Weights, router and losses are float32."""
     threads: int = 1
-    """CPU threads of one run; part of the lock, because sums differ in the last bits between thread counts."""
+    """CPU threads of one run, 1 to 256; part of the lock: sums differ in the last bits between thread counts."""
     num_evals: int = 20
     """Points of the curve beyond step 0, evenly spaced, the last at the end; at least 1."""
     curve_tokens: int = 16_384
@@ -123,10 +125,11 @@ class Recipe:
     """Texts to write along the way."""
 
     def __post_init__(self) -> None:
-        at_least_1 = ("seq_len", "batch_tokens", "balance_group", "threads", "num_evals", "curve_tokens")
+        at_least_1 = ("seq_len", "batch_tokens", "balance_group", "num_evals", "curve_tokens")
         check(
             self,
             *((name, getattr(self, name) >= 1, "at least 1") for name in at_least_1),
+            ("threads", 1 <= self.threads <= MAX_THREADS, f"1 to {MAX_THREADS}"),
             ("eval_tokens", self.eval_tokens >= 0, "0 (all) or more"),
             ("micro_sequences", self.micro_sequences >= 0, "0 (as many as fit) or more"),
         )
