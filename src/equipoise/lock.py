@@ -98,6 +98,8 @@ def _held_to(run: RunConfig, record: RunRecord) -> RunRecord:
 def read_lock(directory: Path) -> Lock:
     """The lock of a study directory; IntegrityError when there is none or it is altered."""
     path = directory / "lock.json"
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such folder; expected the folder of a study, e.g. runs/quick")
     if not path.exists():
         raise IntegrityError(
             f"{directory}: no lock.json there; expected the folder of a study that was started with `run`"
@@ -144,6 +146,12 @@ def lock_study(
         amendments=(),
     )
     if not (directory / "lock.json").exists():
+        runs = sorted(path.parent for path in directory.glob("*/*-s*/config.json"))
+        if runs:
+            raise IntegrityError(
+                f"{directory}: holds {len(runs)} run(s) but no lock.json: what was claimed before them is not known; "
+                "put the lock back, or take another --out"
+            )
         return _write_lock(directory, fresh)
     old = note_finished(directory)
     if old.first_finished is None and all(record.status == "missing" for record in status(directory, old)):
@@ -152,7 +160,7 @@ def lock_study(
     if refused:
         raise ConfigError(
             "\n".join(f"{directory}: locked, {line}" for line in refused)
-            + "\nwhat has begun stays as it was declared; add to it, or take another --out"
+            + "\nwhat has begun stays as it was declared; add to it, or take another name or --out"
         )
     added = _added(dump(old.study), dump(spec))
     kept = dataclasses.replace(old, study=spec, models=fresh.models)
@@ -165,9 +173,12 @@ def lock_study(
 def note_finished(directory: Path) -> Lock:
     """Write into the lock, once, that a run is finished (complete or diverged); returns the lock."""
     lock = read_lock(directory)
-    if lock.first_finished is None and any(r.status in ("complete", "diverged") for r in status(directory, lock)):
-        return _write_lock(directory, dataclasses.replace(lock, first_finished=_now()))
-    return lock
+    finished = [r.directory for r in status(directory, lock) if r.status in ("complete", "diverged")]
+    if lock.first_finished is not None or not finished:
+        return lock
+    first = min((path / "summary.json").stat().st_mtime for path in finished)
+    when = datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds")
+    return _write_lock(directory, dataclasses.replace(lock, first_finished=when))
 
 
 def _now() -> str:

@@ -75,7 +75,9 @@ def test_status_lists_every_run(equipoise: Any, finished: Path) -> None:
     rows = json.loads(equipoise("status", "runs/tiny", "--json", cwd=finished).stdout)["runs"]
     assert len(rows) == 6 and all(row["step"] == 10 for row in rows)
     nowhere = equipoise("status", "nowhere", cwd=finished)
-    assert nowhere.returncode == 5 and "no lock.json there" in nowhere.stderr
+    assert nowhere.returncode == 2 and "nowhere: no such folder" in nowhere.stderr
+    unlocked = equipoise("status", "runs", cwd=finished)
+    assert unlocked.returncode == 5 and "no lock.json there" in unlocked.stderr
 
 
 def test_report_is_rebuilt_byte_for_byte(equipoise: Any, finished: Path) -> None:
@@ -128,7 +130,8 @@ def test_presets_are_listed_shown_and_copied_once(equipoise: Any, tmp_path: Path
     done = equipoise("presets", "copy", "quick", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0
     copied = (tmp_path / "mine.toml").read_text(encoding="utf-8")
-    assert copied.count("#") > 10 and copied == equipoise("presets", "show", "quick").stdout
+    shown = equipoise("presets", "show", "quick").stdout
+    assert copied.count("#") > 10 and copied == shown.replace('= "quick"', '= "mine"', 1) != shown
     again = equipoise("presets", "copy", "quick", "mine.toml", cwd=tmp_path)
     assert again.returncode == 2 and "exists already" in again.stderr
     assert equipoise("presets", "copy", "quik", "other.toml", cwd=tmp_path).returncode == 2

@@ -90,11 +90,19 @@ def test_a_seed_added_later_is_post_hoc_beside_the_locked_verdict(copy: Path, eq
     assert claim["contrasts"][0]["n"] == 3 and claim["post_hoc_contrasts"][0]["n"] == 4
 
 
-def test_another_run_in_a_place_is_refused_naming_the_field(copy: Path, equipoise: Any) -> None:
-    """The lock is gone and the recipe changed: what lies there is not what is asked for."""
+def test_runs_without_their_lock_are_refused_so_no_claim_is_made_after_the_fact(copy: Path, equipoise: Any) -> None:
     (copy / "runs" / "tiny" / "lock.json").unlink()
-    refused = equipoise("run", "study.toml", "--set", "recipe.optim.lr=0.5", cwd=copy)
-    assert refused.returncode == 5 and "recipe.optim.lr: 0.003 → 0.5" in refused.stderr
+    refused = equipoise("run", "study.toml", cwd=copy)
+    assert refused.returncode == 5 and "holds 6 run(s) but no lock.json" in refused.stderr
+
+
+def test_another_run_in_a_place_is_refused_naming_the_field(copy: Path, equipoise: Any) -> None:
+    """A finished run that was copied into another's place."""
+    study = copy / "runs" / "tiny"
+    shutil.rmtree(study / "moe" / "5120-s1")
+    shutil.copytree(study / "moe" / "5120-s0", study / "moe" / "5120-s1")
+    refused = equipoise("run", "study.toml", cwd=copy)
+    assert refused.returncode == 5 and "holds another run (seed: 0 → 1)" in refused.stderr
 
 
 def test_changing_a_locked_study_is_refused_and_nothing_is_lost(copy: Path, equipoise: Any) -> None:

@@ -224,3 +224,11 @@ def test_renderings_change_nothing(late: dict[str, Any], render: Render) -> None
     before = copy.deepcopy(late)
     render(late)
     assert late == before
+
+
+def test_a_command_is_shown_so_that_it_can_be_pasted() -> None:
+    from equipoise.report.markdown import code
+
+    assert code("equipoise run x --set 'budgets=[1_000]'") == "`equipoise run x --set 'budgets=[1_000]'`"
+    assert code("a `b` ``c``") == "``` a `b` ``c`` ```"
+    assert code("a\nb") == "`a b`"

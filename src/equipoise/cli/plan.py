@@ -99,9 +99,9 @@ def show_plan(planned: Mapping[str, Any]) -> None:
         if budget["epochs"] is not None and budget["epochs"] > 4:
             out().print(f"warning: {budget['budget']:,} tokens repeat the training data {budget['epochs']:.1f} times\n")
     seeds = len(planned["seeds"])
-    out().print(
-        f"runs: {planned['num_runs']} ({len(planned['arms'])} arms × {seeds} seeds × {len(planned['budgets'])} budgets)"
-    )
+    sizes = ((len(planned["arms"]), "arm"), (seeds, "seed"), (len(planned["budgets"]), "budget"))
+    product = " × ".join(f"{size} {what}{'s' * (size != 1)}" for size, what in sizes)
+    out().print(f"runs: {planned['num_runs']} ({product})")
     out().print(f"training FLOPs: {scientific(planned['train_flops'])}    disk: at most {size(planned['disk_bytes'])}")
     if planned["train_s"] is None:
         out().print("time: not measured (add --probe)")

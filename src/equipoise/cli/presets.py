@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +60,7 @@ def copy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write the commented study file of a preset, to start from.
+    """Write the commented study file of a preset, to start from; the study is named after the file.
 
     Example: equipoise presets copy quick study.toml
     """
@@ -67,7 +69,8 @@ def copy(
         raise ConfigError(f"{file}: exists already; choose another name")
     if not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such folder")
-    file.write_text(source, encoding="utf-8")
+    own = re.sub(r'(?m)^(name\s*=\s*)".*?"', lambda found: found[1] + json.dumps(file.stem), source, count=1)
+    file.write_text(own, encoding="utf-8")
     if as_json:
         emit_json({"name": name, "file": str(file)})
     else:

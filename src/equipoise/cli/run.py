@@ -75,7 +75,8 @@ def run(
             tasks.append(Task(run=record.locked, directory=record.directory, log=log))
         num_jobs = jobs or default_jobs(spec.recipe.threads)
         done = len(records) - len(todo)
-        say(f"{directory}: {len(records)} runs, {done} done, {max(1, min(num_jobs, len(todo)))} at a time", quiet)
+        how = f", {min(num_jobs, len(todo))} at a time" if todo else "; nothing to train"
+        say(f"{directory}: {len(records)} runs, {done} done{how}", quiet)
         arguments = ["--data", str(dataset.directory), "--device", device]
         try:
             with Progress(len(records), done, quiet) as progress:

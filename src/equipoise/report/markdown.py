@@ -39,7 +39,7 @@ def render_markdown(results: Mapping[str, Any]) -> str:
         "## Provenance",
         *(f"- {escaped(name)}: {escaped(value)}" for name, value in statements.provenance(results)),
     ]
-    parts += [f"- to repeat it: {escaped(command)}" for command in results["provenance"]["commands"]]
+    parts += [f"- to repeat it: {code(command)}" for command in results["provenance"]["commands"]]
     environments = statements.environments_table(results)
     parts += [_table(environments)] if environments.rows else []
     joined = "\n\n".join(parts) + "\n"
@@ -90,6 +90,14 @@ def _table(table: Table) -> str:
     rows = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows]
     notes = [f"\n{escaped(note)}" for note in (*table.facts, *table.notes)]
     return "\n".join([f"## {escaped(table.title)}\n", head, rule, *rows, *notes])
+
+
+def code(command: str) -> str:
+    """A code span that shows `command` as it is, one line: fenced by more backticks than it holds in a row."""
+    shown = text.one_line(command)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    pad = " " if "`" in shown else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
 
 
 def _cell(cell: Cell) -> str:
