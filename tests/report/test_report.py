@@ -472,7 +472,8 @@ def test_markdown_tables_are_regular_and_literal(
     assert not re.search("[\x00-\x08\x0b-\x1f\u2028\u202e\u200f\ud800-\udfff]", text)
     spans = re.findall(r"(?m)^- to repeat it: (`+) ?.* ?\1$", text)  # in a code span everything is literal
     assert len(spans) == text.count("- to repeat it:")
-    assert "<" not in re.sub(r"(?m)^- to repeat it:.*$", "", text)
+    text = re.sub(r"(?m)^- to repeat it:.*$", "", text)
+    assert "<" not in text
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert len(tables) == 6
     for table in tables:
