@@ -35,6 +35,7 @@ LAYOUT: dict[str, bool] = {
     "matching.py": False,
     "device.py": True,
     "model/layers.py": True,
+    "model/fused/": True,
     "model/moe.py": True,
     "model/transformer.py": True,
     "optim.py": True,

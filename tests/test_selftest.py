@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
+import equipoise.model.fused.rms_norm as rms_norm
 import equipoise.selftest as selftest
 from equipoise.cli.main import app
 from equipoise.errors import ConfigError, EquipoiseError
@@ -159,6 +160,12 @@ def moments_that_are_forgotten(patch: Patch) -> None:
     patch.setattr("equipoise.session.restore_optimizer", lambda model, optimizer, tensors: None)
 
 
+def a_fused_pass_that_is_wrong(patch: Patch) -> None:
+    backward = rms_norm._RMSNorm.backward
+    wrong = lambda ctx, d_y_TD: (1.001 * backward(ctx, d_y_TD)[0], *backward(ctx, d_y_TD)[1:])  # noqa: E731
+    patch.setattr(rms_norm._RMSNorm, "backward", staticmethod(wrong))
+
+
 BREACHES: list[tuple[Callable[[Patch], None], list[str]]] = [
     (a_lonely_expert_counts_double, ["one-expert"]),
     (weights_that_do_not_add_up, ["identical-experts"]),
@@ -170,6 +177,7 @@ BREACHES: list[tuple[Callable[[Patch], None], list[str]]] = [
     (balance_groups_that_follow_the_micro_batch, ["micro-batches"]),
     (attention_to_everything, ["causal-dense", "causal-moe"]),
     (a_router_that_looks_one_token_ahead, ["causal-moe"]),
+    (a_fused_pass_that_is_wrong, ["fused-plain"]),
     (moments_that_are_forgotten, ["resume"]),
 ]
 

@@ -28,8 +28,9 @@ from equipoise.step import train_step
 from equipoise.train import eval_steps, sample_steps, train
 
 
-def pick(tiny: Any, arm: str, seed: int = 0) -> RunConfig:
-    return next(run for run in tiny.runs if run.arm == arm and run.seed == seed)
+def pick(tiny: Any, arm: str, seed: int = 0, kernels: Any = "fused") -> RunConfig:
+    run = next(run for run in tiny.runs if run.arm == arm and run.seed == seed)
+    return dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, kernels=kernels))
 
 
 def weights(directory: Path) -> bytes:
@@ -51,32 +52,45 @@ def stop_after(polls: int) -> Callable[[], int]:
 
 @pytest.fixture(scope="module")
 def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both arms trained without a stop."""
+    """Both arms trained without a stop, by fused kernels; and by plain ones."""
     folder = tmp_path_factory.mktemp("straight")
     for arm in ("moe", "dense"):
         train(pick(tiny, arm), folder / arm, tiny.dataset)
-    return {arm: folder / arm for arm in ("moe", "dense")}
+        train(pick(tiny, arm, kernels="plain"), folder / f"{arm}-plain", tiny.dataset)
+    return {path.name: path for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize("kernels", ["fused", "plain"])
 @pytest.mark.parametrize("arm", ["moe", "dense"])
-def test_stopping_anywhere_changes_no_byte(tiny: Any, straight: dict[str, Path], tmp_path: Path, arm: str) -> None:
+def test_stopping_anywhere_changes_no_byte(
+    tiny: Any, straight: dict[str, Path], tmp_path: Path, arm: str, kernels: str
+) -> None:
     """Stopped over and over, each time after a few more polls (evaluation, sampling and updates included)."""
-    directory = tmp_path / "run"
-    stops = 0
+    directory, expected = tmp_path / "run", straight[arm if kernels == "fused" else f"{arm}-plain"]
+    run, stops = pick(tiny, arm, kernels=kernels), 0
     while True:
         try:
-            train(pick(tiny, arm), directory, tiny.dataset, stop_signal=stop_after(3 + 2 * stops))
+            train(run, directory, tiny.dataset, stop_signal=stop_after(3 + 2 * stops))
             break
         except Interrupted as error:
             assert error.exit_code == 143
             stops += 1
     assert stops >= 4
-    assert weights(directory) == weights(straight[arm])
+    assert weights(directory) == weights(expected)
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert masked(read_rows(directory / name)) == masked(read_rows(straight[arm] / name))
-    assert (directory / "val_losses.safetensors").read_bytes() == (
-        straight[arm] / "val_losses.safetensors"
-    ).read_bytes()
+        assert masked(read_rows(directory / name)) == masked(read_rows(expected / name))
+    losses = "val_losses.safetensors"
+    assert (directory / losses).read_bytes() == (expected / losses).read_bytes()
+
+
+@pytest.mark.parametrize("arm", ["moe", "dense"])
+def test_kernels_agree_over_a_whole_run(straight: dict[str, Path], arm: str) -> None:
+    fused, plain = (read_run(straight[name]) for name in (arm, f"{arm}-plain"))
+    assert fused.summary and plain.summary
+    assert fused.summary["val_loss"] == pytest.approx(plain.summary["val_loss"], abs=1e-5)
+    assert weights(straight[arm]) != weights(straight[f"{arm}-plain"]), "the same kernels twice"
+    kernels = [read_json(straight[name] / "environment.json")["environments"][0]["compute"] for name in straight]
+    assert sum("fused kernels" in reason for reason in kernels) == 2
 
 
 def test_killed_after_rows_were_written_but_before_the_save(

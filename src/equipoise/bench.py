@@ -28,9 +28,9 @@ MAX_S: Final = 4.0
 def step_seconds(model_config: ModelConfig, recipe: Recipe) -> float:
     """Median seconds of one update after two warm-up ones, over at most 12 updates or 4 seconds."""
     torch.set_num_threads(recipe.threads)
-    compute = choose_compute("auto", recipe.dtype)
+    compute = choose_compute("auto", recipe.dtype, recipe.kernels)
     run = RunConfig(arm="probe", seed=0, budget=recipe.batch_tokens, model=model_config, recipe=recipe, data="")
-    model = build(model_config, 0, compute.device)
+    model = build(model_config, 0, compute.device, compute.kernels)
     optimizer = make_adamw(model, recipe.optim)
     tokens = stream(0, "data", "probe").integers(0, model_config.vocab_size, (2, recipe.num_sequences, recipe.seq_len))
     inputs_BS, targets_BS = torch.from_numpy(tokens).to(compute.device)

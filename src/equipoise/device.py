@@ -1,4 +1,4 @@
-"""Which device and dtype a run computes with, and why: chosen here and nowhere else. No kernels."""
+"""Which device, dtype and kernels a run computes with, and why: chosen here and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ import torch
 
 from equipoise import __version__
 from equipoise.errors import ConfigError
-from equipoise.spec.recipe import Recipe
+from equipoise.spec.recipe import Kernels, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """The device and dtype of a run."""
+    """Device, dtype and kernels of a run."""
 
     device: torch.device
     """Where weights and tokens live."""
     autocast: torch.dtype | None
     """Compute dtype of the forward pass; None = float32. Weights, router and losses are float32 always."""
+    kernels: Kernels
+    """The passes that models are built with."""
     reason: str
-    """Why this device and dtype, for people."""
+    """Why these, for people."""
 
 
-def choose_compute(device: Literal["auto", "cpu", "cuda"], dtype: Literal["auto", "float32", "bfloat16"]) -> Compute:
+def choose_compute(
+    device: Literal["auto", "cpu", "cuda"], dtype: Literal["auto", "float32", "bfloat16"], kernels: Kernels = "fused"
+) -> Compute:
     """Resolve `auto`: a GPU when there is one, bfloat16 there when the card has it, float32 on a CPU.
+
+    The fused kernels are written for a CPU; on a GPU they give way to the plain ones, and the reason says so.
 
     Raises ConfigError for a GPU that is absent, and for bfloat16 on a CPU (measured 10 to 20 times slower than float32
     on CPUs without native support) or on a card without it.
@@ -45,15 +51,19 @@ def choose_compute(device: Literal["auto", "cpu", "cuda"], dtype: Literal["auto"
                 "expected 'auto' or 'float32'"
             )
         why = "asked for" if device == "cpu" else "no CUDA device is visible to torch"
-        return Compute(device=torch.device("cpu"), autocast=None, reason=f"CPU ({why}), float32")
+        reason = f"CPU ({why}), float32, {kernels} kernels"
+        return Compute(device=torch.device("cpu"), autocast=None, kernels=kernels, reason=reason)
     name = torch.cuda.get_device_name()
+    plain = "plain kernels" + (" (the fused ones are for a CPU)" if kernels == "fused" else "")
+    cuda = torch.device("cuda")
     native = torch.cuda.get_device_capability() >= (8, 0)
     if dtype == "bfloat16" and not native:
         raise ConfigError(f"recipe.dtype: 'bfloat16' is not accepted on {name}; expected 'auto' or 'float32'")
     if dtype == "float32" or not native:
         why = "asked for" if dtype == "float32" else "the card has no native bfloat16"
-        return Compute(device=torch.device("cuda"), autocast=None, reason=f"{name}, float32 ({why})")
-    return Compute(device=torch.device("cuda"), autocast=torch.bfloat16, reason=f"{name}, bfloat16 autocast")
+        return Compute(device=cuda, autocast=None, kernels="plain", reason=f"{name}, float32 ({why}), {plain}")
+    reason = f"{name}, bfloat16 autocast, {plain}"
+    return Compute(device=cuda, autocast=torch.bfloat16, kernels="plain", reason=reason)
 
 
 def environment(compute: Compute, recipe: Recipe) -> dict[str, Any]:

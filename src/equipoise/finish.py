@@ -30,7 +30,7 @@ def finish(session: Session) -> dict[str, Any]:
         final = best = session.score(session.model, windows)
         if progress.best_step != progress.step:
             saved = load_checkpoint(checkpoint_path(directory / WEIGHTS, progress.best_step))
-            best_model = build(run.model, run.seed, session.compute.device)
+            best_model = build(run.model, run.seed, session.compute.device, session.compute.kernels)
             restore_model(best_model, saved.model)
             best = session.score(best_model, windows)
     except Stopped:

@@ -110,7 +110,7 @@ def open_session(
     stop_signal: Callable[[], int],
 ) -> Session:
     """Model and optimizer at the newest valid checkpoint of the run, or at the start; the record cut to match."""
-    model = build(run.model, run.seed, compute.device)
+    model = build(run.model, run.seed, compute.device, compute.kernels)
     session = Session(
         run=run,
         directory=directory,

@@ -16,7 +16,7 @@ import torch
 
 from equipoise.errors import DivergedError
 from equipoise.model.moe import router_losses
-from equipoise.model.transformer import Transformer, token_losses
+from equipoise.model.transformer import Transformer, mean_loss
 from equipoise.spec.model import MoEFFN
 from equipoise.spec.study import RunConfig
 
@@ -58,7 +58,7 @@ def train_step(
         cut = slice(micro * rows, (micro + 1) * rows)
         with torch.autocast(inputs_BS.device.type, dtype=autocast) if autocast else nullcontext():
             output = model(inputs_BS[cut])
-            lm_loss = token_losses(model, output, targets_BS[cut]).mean()
+            lm_loss = mean_loss(model, output, targets_BS[cut])
         objective = lm_loss
         sums[0] += lm_loss.item()
         if isinstance(ffn, MoEFFN):

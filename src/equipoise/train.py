@@ -80,7 +80,7 @@ def train(
     start_run(directory, run, dataset.tokenizer().to_json())
     (directory / "summary.json").unlink(missing_ok=True)
     torch.set_num_threads(run.recipe.threads)
-    compute = choose_compute(device, run.recipe.dtype)
+    compute = choose_compute(device, run.recipe.dtype, run.recipe.kernels)
     log(f"{directory}: {compute.reason}, {run.recipe.threads} thread(s)")
     session = open_session(run, directory, dataset, compute, log, stop_signal)
     try:

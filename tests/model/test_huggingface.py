@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.export.names import their_tensors
 from equipoise.export.translate import to_huggingface
-from equipoise.model.transformer import Transformer, build, token_losses
+from equipoise.model.transformer import Transformer, build, mean_loss
 
 transformers = pytest.importorskip("transformers", reason="parity needs the extra: pip install 'equipoise[hf]'")
 
@@ -40,9 +40,9 @@ def their_model(model: Transformer, folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
-def pair(config: Any, folder: Path) -> tuple[Transformer, Any]:
+def pair(config: Any, folder: Path, kernels: Any) -> tuple[Transformer, Any]:
     """Our model, far enough from its initialisation that loads and gradients are uneven, and theirs."""
-    model = build(config, seed=1)
+    model = build(config, seed=1, kernels=kernels)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -57,11 +57,12 @@ def windows(B: int, S: int) -> Tensor:
     return torch.from_numpy(np.random.Generator(np.random.Philox(4)).integers(53, size=(B, S + 1)))
 
 
+@pytest.mark.parametrize("kernels", ["plain", "fused"])
 @pytest.mark.parametrize(("kind", "fields"), ARMS)
-def test_loss_and_gradients(make_config, tmp_path: Path, kind, fields) -> None:
-    model, theirs = pair(make_config(kind, init_std=0.1, **fields), tmp_path)
+def test_loss_and_gradients(make_config, tmp_path: Path, kind, fields, kernels) -> None:
+    model, theirs = pair(make_config(kind, init_std=0.1, **fields), tmp_path, kernels)
     batch = windows(2, 41)
-    loss = token_losses(model, model(batch[:, :-1]), batch[:, 1:]).mean()
+    loss = mean_loss(model, model(batch[:, :-1]), batch[:, 1:])
     targets = batch[:, 1:].contiguous()
     their_loss = theirs(batch[:, :-1], labels=targets, shift_labels=targets).loss
     assert loss.item() == pytest.approx(their_loss.item(), abs=1e-6)

@@ -20,8 +20,8 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     return torch.from_numpy(np.random.Generator(np.random.Philox(seed)).standard_normal(shape) * scale)
 
 
-def make_moe(D: int, F: int, E: int, K: int, renormalize: bool = True, seed: int = 0) -> MoE:
-    moe = MoE(D, F, E, K, renormalize).double()
+def make_moe(D: int, F: int, E: int, K: int, renormalize: bool = True, seed: int = 0, fused: bool = False) -> MoE:
+    moe = MoE(D, F, E, K, renormalize, fused).double()
     with torch.no_grad():
         for index, parameter in enumerate(moe.parameters()):
             parameter.copy_(random(*parameter.shape, seed=1000 * seed + index, scale=0.7))
@@ -86,13 +86,14 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("skew", ["none", "one empty", "all on one"])
 @pytest.mark.parametrize(("T", "D", "F", "E", "K", "groups"), SIZES)
 def test_equals_the_double_loop(
-    T: int, D: int, F: int, E: int, K: int, groups: int, skew: str, renormalize: bool
+    T: int, D: int, F: int, E: int, K: int, groups: int, skew: str, renormalize: bool, fused: bool
 ) -> None:
-    moe = make_moe(D, F, E, K, renormalize)
+    moe = make_moe(D, F, E, K, renormalize, fused=fused)
     x = random(T, D, seed=5)
     if skew != "none":  # a constant feature turns one router column into a bias
         x[:, 0] = 1.0
@@ -129,9 +130,10 @@ def test_equals_the_double_loop_for_any_size(T: int, E: int, K: int, seed: int, 
         torch.testing.assert_close(output, oracle(moe, x, 1)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("T", [0, 3])
-def test_an_expert_without_tokens_has_gradients_that_are_zero_not_missing(T: int) -> None:
-    moe = make_moe(3, 2, 7, 2)
+def test_an_expert_without_tokens_has_gradients_that_are_zero_not_missing(T: int, fused: bool) -> None:
+    moe = make_moe(3, 2, 7, 2, fused=fused)
     x = random(1, 3, seed=5).repeat(T, 1)
     output, routing = moe(x)
     output.square().sum().backward()
@@ -323,9 +325,10 @@ def test_z_loss_of_large_and_of_equal_logits() -> None:
 # -------------------------------------------------------------------------------------------------- stale memory
 
 
-def test_nothing_unwritten_is_ever_read() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_nothing_unwritten_is_ever_read(fused: bool) -> None:
     """Memory full of NaN is handed back just before each pass; an expert with no and one with all tokens are there."""
-    moe = make_moe(11, 7, 5, 1).float()
+    moe = make_moe(11, 7, 5, 1, fused=fused).float()
     x = random(64, 11).float()
     x[:, 0] = 1.0
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.model.moe import router_losses
-from equipoise.model.transformer import KVCache, Transformer, build, token_losses
+from equipoise.model.transformer import KVCache, Transformer, build, generate, mean_loss, token_losses
 from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN, WidthRule
 
 ARMS = [
@@ -19,6 +19,9 @@ ARMS = [
     ("moe", {}),
     ("moe", {"num_experts": 4, "top_k": 1, "renormalize": False}),
 ]
+
+
+KERNELS = ["plain", "fused"]
 
 
 def tokens(B: int, S: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -33,9 +36,10 @@ def logits_of(model: Transformer, inputs_BS: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ what influences what
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("kind", "fields"), ARMS)
-def test_no_token_sees_a_later_one(make_config, kind, fields) -> None:
-    model = build(make_config(kind, init_std=0.3, **fields), seed=1).double()
+def test_no_token_sees_a_later_one(make_config, kind, fields, kernels) -> None:
+    model = build(make_config(kind, init_std=0.3, **fields), seed=1, kernels=kernels).double()
     inputs = tokens(2, 19, 53)
     before = logits_of(model, inputs)
     for t in (0, 1, 7, 18):
@@ -47,10 +51,11 @@ def test_no_token_sees_a_later_one(make_config, kind, fields) -> None:
         assert float(moved[1, t:].min()) > 1e-9, "a later position did not move: the probe sees nothing"
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("kind", "fields"), ARMS)
-def test_losses_do_not_depend_on_the_company(make_config, kind, fields) -> None:
+def test_losses_do_not_depend_on_the_company(make_config, kind, fields, kernels) -> None:
     """Alone, in any batch, in any order; one sequence is the same word throughout, so its experts overflow."""
-    model = build(make_config(kind, init_std=0.3, **fields), seed=1)
+    model = build(make_config(kind, init_std=0.3, **fields), seed=1, kernels=kernels)
     windows = tokens(6, 18, 53)
     windows[2] = 7
     inputs, targets = windows[:, :-1], windows[:, 1:]
@@ -72,12 +77,13 @@ def test_sequences_start_at_position_zero(make_config) -> None:
     torch.testing.assert_close(logits_of(model, inputs)[:, :4], logits_of(model, inputs[:, :4]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("kind", "fields"), ARMS)
-def test_every_parameter_has_a_gradient(make_config, kind, fields) -> None:
-    model = build(make_config(kind, **fields), seed=1)
+def test_every_parameter_has_a_gradient(make_config, kind, fields, kernels) -> None:
+    model = build(make_config(kind, **fields), seed=1, kernels=kernels)
     windows = tokens(3, 40, 53)
     output = model(windows[:, :-1])
-    loss = token_losses(model, output, windows[:, 1:]).mean()
+    loss = mean_loss(model, output, windows[:, 1:])
     if output.routing:
         assert len(output.routing) == 3
         loss = loss + sum(router_losses(output.routing, 3))
@@ -86,13 +92,14 @@ def test_every_parameter_has_a_gradient(make_config, kind, fields) -> None:
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_the_same_pass_gives_the_same_bits(make_config) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_same_pass_gives_the_same_bits(make_config, kernels) -> None:
     windows = tokens(4, 33, 53)
     gradients = []
     for _ in range(2):
-        model = build(make_config("moe", init_std=0.3), seed=1)
+        model = build(make_config("moe", init_std=0.3), seed=1, kernels=kernels)
         output = model(windows[:, :-1])
-        (token_losses(model, output, windows[:, 1:]).mean() + sum(router_losses(output.routing, 2))).backward()
+        (mean_loss(model, output, windows[:, 1:]) + sum(router_losses(output.routing, 2))).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
@@ -172,6 +179,10 @@ def test_names_and_state(make_config) -> None:
     assert list(model.state_dict()) == names == [name for name, _ in model.named_parameters()]
     model(tokens(1, 99, 53))
     assert list(model.state_dict()) == names
+    fused = build(make_config("moe", num_layers=1, tie_embeddings=False), seed=0, kernels="fused")
+    for name, tensor in fused.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    assert list(fused.state_dict()) == names
     dense = build(make_config("dense", num_layers=1), seed=0)
     assert [n for n in dense.state_dict() if "ffn." in n] == [f"blocks.0.ffn.{w}" for w in ("w_gate", "w_up", "w_down")]
     assert "head.weight" not in dense.state_dict()
@@ -202,16 +213,63 @@ def test_a_width_rule_is_followed(make_config) -> None:
 # ------------------------------------------------------------------------------------------- losses and precision
 
 
-def test_token_losses_are_negative_log_probabilities_in_token_order(make_config) -> None:
-    model = build(make_config("dense", init_std=0.3), seed=1)
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_token_losses_are_negative_log_probabilities_in_token_order(make_config, kernels, with_gradient) -> None:
+    model = build(make_config("dense", init_std=0.3), seed=1, kernels=kernels)
     windows = tokens(3, 8, 53)
-    found = token_losses(model, model(windows[:, :-1]), windows[:, 1:])
+    with torch.set_grad_enabled(with_gradient):
+        found = token_losses(model, model(windows[:, :-1]), windows[:, 1:])
+    assert found.requires_grad is with_gradient
     assert found.dtype == torch.float32 and found.shape == (21,)
     logits = logits_of(model, windows[:, :-1]).double().numpy()
     for b, s in np.ndindex(3, 7):
         row = logits[b, s]
         expected = math.log(np.exp(row).sum()) - row[windows[b, s + 1]]
         assert found[7 * b + s].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("seq_len", [1, 19, 520])
+@pytest.mark.parametrize(("kind", "fields"), ARMS)
+def test_fused_kernels_give_the_plain_losses_gradients_and_routing(make_config, kind, fields, seq_len) -> None:
+    """Sequences on both sides of the length from which attention is blocked; weights wide enough to be uneven."""
+    config, windows = make_config(kind, init_std=0.1, num_layers=2, **fields), tokens(2, seq_len + 1, 53)
+    found = []
+    for kernels in KERNELS:
+        model = build(config, seed=1, kernels=kernels)
+        output = model(windows[:, :-1])
+        loss = mean_loss(model, output, windows[:, 1:])
+        loss.backward()
+        with torch.no_grad():
+            losses_T = token_losses(model, output, windows[:, 1:])
+        found.append((loss.item(), losses_T, output, [p.grad for p in model.parameters()]))
+    (loss, losses_T, output, gradients), (fused_loss, fused_losses_T, fused_output, fused_gradients) = found
+    assert fused_loss == pytest.approx(loss, abs=1e-6)
+    torch.testing.assert_close(fused_losses_T, losses_T, rtol=0, atol=5e-6)
+    assert fused_output.hidden_TD.shape == output.hidden_TD.shape
+    for one, other in zip(fused_output.routing, output.routing, strict=True):
+        assert torch.equal(one.expert_ids_TK, other.expert_ids_TK)
+    for one, other in zip(fused_gradients, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(1e-2, float(other.abs().max())))
+
+
+def test_fused_kernels_write_the_same_text(make_config) -> None:
+    texts = [
+        generate(
+            build(make_config("moe", init_std=0.3), seed=1, kernels=kernels), [3, 1, 4], 30, stop_id=None, context=16
+        )
+        for kernels in KERNELS
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 30
+
+
+def test_fused_kernels_are_refused_under_autocast(make_config) -> None:
+    model = build(make_config("dense"), seed=0, kernels="fused")
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=r"^kernels = 'fused' is not accepted under autocast; expected 'plain'$"),
+    ):
+        model(tokens(1, 3, 53))
 
 
 @pytest.mark.parametrize(("kind", "fields"), ARMS)

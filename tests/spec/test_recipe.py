@@ -24,6 +24,7 @@ def test_defaults() -> None:
     assert recipe.optim == Optim(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, grad_clip=1.0)
     assert recipe.schedule == Cosine(warmup_frac=0.02, final_frac=0.1)
     assert (recipe.num_sequences, recipe.balance_group, recipe.num_evals, recipe.threads) == (16, 8, 20, 1)
+    assert recipe.kernels == "fused"
     assert recipe.samples == Samples(prompts=("Once upon a time",), num_tokens=60)
     wsd = load(Recipe, {**RECIPE, "schedule": {"kind": "wsd", "warmup_tokens": 4096}})
     assert wsd.schedule == WSD(warmup_tokens=4096, decay_frac=0.2, final_frac=0.1)

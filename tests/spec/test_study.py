@@ -387,7 +387,7 @@ RUNS = [
         ),
     ),
 ]
-DIGEST = "2a5b9aa9f1585ae7324f85790fea470ef750a03010424a9ecb3feaaa95a3664a"
+DIGEST = "8b9704294f01232e4d2b5032c029e9c4fc453a8c4c09d97f6dfcf4e75b2282b7"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.arm))

@@ -53,10 +53,10 @@ def evaluate(
     if kind not in corpora:
         raise ConfigError(f"--kind {kind}: expected one of {', '.join(corpora)}")
     weights = read_weights(directory, best=best)
-    run, compute = weights.run, choose_compute(device, "float32")  # type: ignore[arg-type]  # checked above
+    run, compute = weights.run, choose_compute(device, "float32", weights.run.recipe.kernels)  # type: ignore[arg-type]  # checked above
     try:
         source = open_corpus(corpora[kind])
-        model = build(run.model, run.seed, compute.device)
+        model = build(run.model, run.seed, compute.device, compute.kernels)
         restore_model(model, {name: torch.from_numpy(tensor) for name, tensor in weights.tensors.items()})
         score = score_text(
             model,

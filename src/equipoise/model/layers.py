@@ -1,11 +1,15 @@
 """The plain layers of a LLaMA-style decoder: RMSNorm, RoPE, causal grouped-query attention, SwiGLU.
 
+A module holds parameters and is given the function that computes with them: the one below, or its fused counterpart.
+
 Not for: routed experts (`moe`), the order of layers (`transformer`), hand-written kernels (`fused`, held to these).
 
 Shapes: B batch, S sequence, T = B·S tokens, D d_model, N query heads, M kv heads, H d_head, F FFN width, P positions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +21,21 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension (arXiv 1910.07467), same shape and dtype as `x`."""
+    return F.rms_norm(x, weight_D.shape, weight_D, eps)
 
-    def __init__(self, width: int, eps: float) -> None:
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with the weight it holds."""
+
+    def __init__(self, width: int, eps: float, compute: Callable[[Tensor, Tensor, float], Tensor] = rms_norm) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.compute = eps, compute
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.compute(x, self.weight, self.eps)
 
 
 class Rope(nn.Module):
@@ -74,23 +83,37 @@ class KVCache:
 
     def __init__(self) -> None:
         self.length = 0
-        self.k_BMPH: Tensor | None = None
-        self.v_BMPH: Tensor | None = None
+        self.k_BPMH: Tensor | None = None
+        self.v_BPMH: Tensor | None = None
 
-    def append(self, k_BMSH: Tensor, v_BMSH: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, k_BSMH: Tensor, v_BSMH: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values so far, the given ones last."""
-        if self.k_BMPH is not None and self.v_BMPH is not None:
-            k_BMSH = torch.cat((self.k_BMPH, k_BMSH), dim=2)
-            v_BMSH = torch.cat((self.v_BMPH, v_BMSH), dim=2)
-        self.k_BMPH, self.v_BMPH, self.length = k_BMSH, v_BMSH, k_BMSH.shape[2]
-        return k_BMSH, v_BMSH
+        if self.k_BPMH is not None and self.v_BPMH is not None:
+            k_BSMH = torch.cat((self.k_BPMH, k_BSMH), dim=1)
+            v_BSMH = torch.cat((self.v_BPMH, v_BSMH), dim=1)
+        self.k_BPMH, self.v_BPMH, self.length = k_BSMH, v_BSMH, k_BSMH.shape[1]
+        return k_BSMH, v_BSMH
+
+
+def attend(q_BSNH: Tensor, k_BPMH: Tensor, v_BPMH: Tensor) -> Tensor:
+    """softmax(q · kᵀ / sqrt(H)) · v, [B, S, N, H]: causal for S = P positions; a single query sees every key."""
+    q, k, v = q_BSNH.transpose(1, 2), k_BPMH.transpose(1, 2), v_BPMH.transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=k.shape[1] < q.shape[1])
+    return mixed.transpose(1, 2)
 
 
 class Attention(nn.Module):
     """Causal attention with N query heads in groups sharing M key and value heads (GQA, arXiv 2305.13245)."""
 
-    def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int,
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor] = attend,
+    ) -> None:
         super().__init__()
+        self.compute = compute
         self.num_heads, self.num_kv_heads, self.d_head = num_heads, num_kv_heads, d_model // num_heads
         self.w_q = nn.Parameter(torch.empty(num_heads * self.d_head, d_model))
         self.w_k = nn.Parameter(torch.empty(num_kv_heads * self.d_head, d_model))
@@ -100,30 +123,30 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         """[B, S, D]; with a filled `cache` S must be 1: the new token sees all before it."""
         B, S, _ = x_BSD.shape
-        q = rotate(F.linear(x_BSD, self.w_q).view(B, S, self.num_heads, self.d_head), rope).transpose(1, 2)
-        k = rotate(F.linear(x_BSD, self.w_k).view(B, S, self.num_kv_heads, self.d_head), rope).transpose(1, 2)
-        v = F.linear(x_BSD, self.w_v).view(B, S, self.num_kv_heads, self.d_head).transpose(1, 2)
+        q = rotate(F.linear(x_BSD, self.w_q).view(B, S, self.num_heads, self.d_head), rope)
+        k = rotate(F.linear(x_BSD, self.w_k).view(B, S, self.num_kv_heads, self.d_head), rope)
+        v = F.linear(x_BSD, self.w_v).view(B, S, self.num_kv_heads, self.d_head)
         if cache is not None:
             k, v = cache.append(k, v)
-        mixed_BNSH = F.scaled_dot_product_attention(
-            q, k, v, is_causal=S > 1, enable_gqa=self.num_kv_heads < self.num_heads
-        )
-        return F.linear(mixed_BNSH.transpose(1, 2).reshape(B, S, -1), self.w_o)
+        return F.linear(self.compute(q, k, v).reshape(B, S, -1), self.w_o)
+
+
+def swiglu(x_TD: Tensor, w_gate_FD: Tensor, w_up_FD: Tensor, w_down_DF: Tensor) -> Tensor:
+    """w_down · (silu(w_gate · x) ⊙ (w_up · x)) (arXiv 2002.05202), [T, D]."""
+    return F.linear(F.silu(F.linear(x_TD, w_gate_FD)) * F.linear(x_TD, w_up_FD), w_down_DF)
 
 
 class SwiGLU(nn.Module):
-    """w_down · (silu(w_gate · x) ⊙ (w_up · x)) (arXiv 2002.05202)."""
+    """`swiglu` with the weights it holds."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int, compute: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu
+    ) -> None:
         super().__init__()
+        self.compute = compute
         self.w_gate = nn.Parameter(torch.empty(d_ff, d_model))
         self.w_up = nn.Parameter(torch.empty(d_ff, d_model))
         self.w_down = nn.Parameter(torch.empty(d_model, d_ff))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return swiglu(x_TD, self.w_gate, self.w_up, self.w_down)
-
-
-def swiglu(x_TD: Tensor, w_gate_FD: Tensor, w_up_FD: Tensor, w_down_DF: Tensor) -> Tensor:
-    """The SwiGLU map for given weights, [T, D]."""
-    return F.linear(F.silu(F.linear(x_TD, w_gate_FD)) * F.linear(x_TD, w_up_FD), w_down_DF)
+        return self.compute(x_TD, self.w_gate, self.w_up, self.w_down)

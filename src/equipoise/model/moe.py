@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.model.fused.experts import experts as fused_experts
 from equipoise.model.layers import at_least_float32, swiglu
 
 
@@ -57,8 +58,9 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """E SwiGLU experts with stacked weights; every token reaches all of its K experts (no capacity, none dropped)."""
 
-    def __init__(self, d_model: int, d_expert: int, num_experts: int) -> None:
+    def __init__(self, d_model: int, d_expert: int, num_experts: int, fused: bool = False) -> None:
         super().__init__()
+        self.fused = fused
         self.w_gate = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
         self.w_up = nn.Parameter(torch.empty(num_experts, d_expert, d_model))
         self.w_down = nn.Parameter(torch.empty(num_experts, d_model, d_expert))
@@ -69,6 +71,8 @@ class Experts(nn.Module):
         Assignments are sorted by expert, each expert multiplies its rows, and each token gathers and sums its K rows:
         the same order of additions every time, forward and backward.
         """
+        if self.fused:
+            return fused_experts(x_TD, expert_ids_TK, weights_TK, self.w_gate, self.w_up, self.w_down)
         (T, K), (E, _, D) = expert_ids_TK.shape, self.w_gate.shape
         flat_ids = expert_ids_TK.flatten()
         order = flat_ids.argsort(stable=True)
@@ -90,10 +94,12 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """Router and experts in place of one feed-forward layer."""
 
-    def __init__(self, d_model: int, d_expert: int, num_experts: int, top_k: int, renormalize: bool) -> None:
+    def __init__(
+        self, d_model: int, d_expert: int, num_experts: int, top_k: int, renormalize: bool, fused: bool = False
+    ) -> None:
         super().__init__()
         self.router = Router(d_model, num_experts, top_k, renormalize)
-        self.experts = Experts(d_model, d_expert, num_experts)
+        self.experts = Experts(d_model, d_expert, num_experts, fused)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Routing]:
         """(output [T, D], the routing)."""

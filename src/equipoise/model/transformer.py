@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.errors import ConfigError
+from equipoise.model import layers
+from equipoise.model.fused.attention import attend
+from equipoise.model.fused.cross_entropy import mean_cross_entropy, token_cross_entropy
+from equipoise.model.fused.rms_norm import rms_norm
+from equipoise.model.fused.swiglu import swiglu
 from equipoise.model.layers import Attention, KVCache, RMSNorm, Rope, SwiGLU, at_least_float32
 from equipoise.model.moe import MoE, Routing
 from equipoise.rng import stream
 from equipoise.spec.model import ModelConfig, MoEFFN, open_fields, with_widths
+from equipoise.spec.recipe import Kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +43,20 @@ class Output:
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.attention = Attention(config.d_model, config.num_heads, config.num_kv_heads)
-        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
+        fused = kernels == "fused"
+        norm = rms_norm if fused else layers.rms_norm
+        self.attention_norm = RMSNorm(config.d_model, config.norm_eps, norm)
+        self.attention = Attention(
+            config.d_model, config.num_heads, config.num_kv_heads, attend if fused else layers.attend
+        )
+        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, norm)
         ffn = config.ffn
         self.ffn = (
-            MoE(config.d_model, ffn.width, ffn.num_experts, ffn.top_k, ffn.renormalize)
+            MoE(config.d_model, ffn.width, ffn.num_experts, ffn.top_k, ffn.renormalize, fused)
             if isinstance(ffn, MoEFFN)
-            else SwiGLU(config.d_model, ffn.width)
+            else SwiGLU(config.d_model, ffn.width, swiglu if fused else layers.swiglu)
         )
 
     def forward(
@@ -64,26 +74,31 @@ class Transformer(nn.Module):
 
     Names: `embed.weight`; per block `attention_norm.weight`, `attention.w_q|w_k|w_v|w_o`, `ffn_norm.weight` and either
     `ffn.w_gate|w_up|w_down` or `ffn.router.weight`, `ffn.experts.w_gate|w_up|w_down`; `final_norm.weight`; and
-    `head.weight` unless it is tied to the embedding. A tensor that means the same has the same name in every arm.
+    `head.weight` unless it is tied to the embedding. A tensor that means the same has the same name in every arm,
+    whichever `kernels` compute with it.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels = "plain") -> None:
         super().__init__()
+        self.fused = kernels == "fused"
         config = with_widths(config)
         if still_open := open_fields(config):
             raise ValueError(f"{', '.join(still_open)}: still open; resolve the model first")
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.rope = Rope(config.num_heads, config.d_head, config.rope_theta)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config, kernels) for _ in range(config.num_layers))
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps, rms_norm if self.fused else layers.rms_norm)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def forward(self, inputs_BS: Tensor, caches: Sequence[KVCache] | None = None) -> Output:
         """Hidden states of token ids [B, S]; with `caches` (one per layer) the ids continue what those hold.
 
-        A cache takes any number of tokens while it is empty, then one at a time; ValueError otherwise.
+        A cache takes any number of tokens while it is empty, then one at a time; ValueError otherwise. Fused kernels
+        compute in the dtype of the weights: ValueError under autocast.
         """
+        if self.fused and torch.is_autocast_enabled(inputs_BS.device.type):
+            raise ValueError("kernels = 'fused' is not accepted under autocast; expected 'plain'")
         start, S = caches[0].length if caches else 0, inputs_BS.shape[1]
         if start and S != 1:
             raise ValueError(f"{S} tokens after {start} cached ones are not accepted; expected one at a time")
@@ -96,29 +111,46 @@ class Transformer(nn.Module):
                 routings.append(routing)
         return Output(hidden_TD=self.final_norm(x_BSD).flatten(0, 1), routing=tuple(routings))
 
+    def head_weight(self) -> Tensor:
+        """Weight [V, D] of the map from hidden states to logits."""
+        return self.embed.weight if self.head is None else self.head.weight
+
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Logits [T, V] of hidden states, float32 also under autocast."""
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return at_least_float32(F.linear(hidden_TD, weight))
+        return at_least_float32(F.linear(hidden_TD, self.head_weight()))
 
 
 def token_losses(model: Transformer, output: Output, targets_BS: Tensor) -> Tensor:
-    """Cross entropy of each target in nats, [T] float32, unreduced; no router term is ever part of it."""
+    """Cross entropy of each target in nats, [T] float32, unreduced; no router term is ever part of it.
+
+    Fused kernels make the logits a chunk at a time, unless the losses are to be differentiated one by one.
+    """
+    if model.fused and not torch.is_grad_enabled():
+        return token_cross_entropy(output.hidden_TD, model.head_weight(), targets_BS.flatten())
     return F.cross_entropy(model.logits(output.hidden_TD), targets_BS.flatten(), reduction="none")
+
+
+def mean_loss(model: Transformer, output: Output, targets_BS: Tensor) -> Tensor:
+    """Mean of `token_losses`, a scalar to be differentiated: fused kernels make its gradients as they go."""
+    if model.fused:
+        return mean_cross_entropy(output.hidden_TD, model.head_weight(), targets_BS.flatten())
+    return token_losses(model, output, targets_BS).mean()
 
 
 # ------------------------------------------------------------------------------------------------ initialisation
 
 
-def build(config: ModelConfig, seed: int, device: str | torch.device = "cpu") -> Transformer:
-    """A model initialised as a pure function of (config, seed), float32 on `device`.
+def build(
+    config: ModelConfig, seed: int, device: str | torch.device = "cpu", kernels: Kernels = "plain"
+) -> Transformer:
+    """A model initialised as a pure function of (config, seed), float32 on `device`, that computes with `kernels`.
 
     Every tensor is drawn by NumPy from its own stream, named after the parameter, so that equally named and shaped
     tensors of two architectures are equal bit for bit: normal with `init_std`, projections back into the residual
     stream scaled by 1/sqrt(2·num_layers) (GPT-2), gains 1. Raises ValueError while a width or the vocabulary is open.
     """
     with torch.device("meta"):  # no memory and, above all, no draw from torch's global generator
-        model = Transformer(config)
+        model = Transformer(config, kernels)
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

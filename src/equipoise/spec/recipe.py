@@ -8,6 +8,8 @@ from equipoise.config import TAG, check, config
 
 MAX_THREADS = 256
 """More than any machine has cores to use; a slip of a digit would otherwise bring the machine down."""
+Kernels = Literal["fused", "plain"]
+"""How a model computes: hand-written passes for a CPU, or the plain definitions they are held to."""
 MICRO_TOKENS = 8_192
 """Tokens a micro-batch holds at most by default: bounds the logits to 8,192 × V floats (32 MiB at V = 1,024)."""
 
@@ -111,6 +113,9 @@ class Recipe:
     """Learning rate as a function of the step."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Autocast: auto = bfloat16 on a GPU that has it, float32 elsewhere. Weights, router and losses are float32."""
+    kernels: Kernels = "fused"
+    """fused = hand-written passes, faster on a CPU; plain = the definitions, also what a GPU takes. They differ by
+    rounding alone."""
     threads: int = 1
     """CPU threads of one run, 1 to 256; part of the lock: sums differ in the last bits between thread counts."""
     num_evals: int = 20
