@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -91,16 +90,6 @@ def test_a_batch_larger_than_the_data() -> None:
 
 def test_batches_are_contiguous_for_torch() -> None:
     assert all(array.flags.c_contiguous and array.flags.writeable for array in batch(np.arange(99), 4, 3, 0, 0))
-
-
-def test_a_batch_costs_little() -> None:
-    """Against a step of some tens of milliseconds; about 15 µs on an idle core."""
-    tokens = np.arange(1_000_000, dtype=np.uint32).astype(np.uint16)
-    batch(tokens, 128, 8, 0, 0)
-    started = time.process_time()
-    for step in range(200):
-        batch(tokens, 128, 8, 0, step)
-    assert (time.process_time() - started) / 200 < 500e-6
 
 
 def test_counts_by_hand() -> None:

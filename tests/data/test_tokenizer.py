@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -180,19 +179,6 @@ def test_the_byte_alphabet_is_the_library_s() -> None:
     assert sorted(byte_alphabet()) == sorted(ByteLevel.alphabet())
     (shown, _), *_ = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("\x00\u00ad\u00ff ~")
     assert shown == "".join(byte_alphabet()[byte] for byte in "\x00\u00ad\u00ff ~".encode())
-
-
-def test_one_huge_line_is_not_slower_than_many(bpe: TextTokenizer) -> None:
-    """Time grows with length, not with its square: four times the text in well under sixteen times the time."""
-    text = " ".join(CORPUS).replace("\n", " ") * 300
-
-    def seconds(text: str) -> float:
-        started = time.process_time()
-        bpe.encode(text)
-        return time.process_time() - started
-
-    seconds(text)  # fills the library's cache of words
-    assert seconds(text * 4) < 9 * min(seconds(text) for _ in range(3)) + 0.05
 
 
 def test_beside_fork_nothing_hangs_and_nothing_is_printed() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -341,13 +340,3 @@ def test_a_story_fits_a_window_of_256_at_512_ids(stories: list[Document]) -> Non
     """Which the floor needs; the `quick` study relies on it."""
     tokenizer = train_tokenizer(BpeTokenizer(vocab_size=512), (story.text for story in stories))
     assert max(len(ids) + 1 for ids in tokenizer.encode_batch([story.text for story in stories])) <= 256
-
-
-def test_writing_is_fast() -> None:
-    """20,000 stories in under 8 s with room to spare, measured on a tenth of them."""
-    started = time.process_time()
-    assert (
-        sum(1 for _ in open_grammar(GrammarCorpus(num_documents=2000, num_validation=1, num_selection=1)).read())
-        == 2002
-    )
-    assert time.process_time() - started < 0.8
