@@ -326,7 +326,7 @@ def test_evaluation_is_the_same_in_any_batch_size(tiny: Any, monkeypatch: pytest
 
 
 def test_eval_and_sample_steps() -> None:
-    assert sorted(eval_steps(3, 20)) == [0, 1, 2, 3]
+    assert sorted(eval_steps(3, 20)) == sorted(eval_steps(3, 10**12)) == [0, 1, 2, 3]
     assert len(eval_steps(1000, 20)) == 21 and 1000 in eval_steps(1000, 20)
     assert sorted(sample_steps(1000, 20)) == [250, 500, 750, 1000]
     assert sorted(sample_steps(1, 1)) == [1]
@@ -347,3 +347,12 @@ def test_spikes_are_counted_against_the_128_updates_before() -> None:
     calm[30] = 9.0  # not judged itself, but it widens the window in which 150 is
     assert count_spikes(calm) == 0
     assert count_spikes(calm[:128]) is None  # nothing was judged
+
+
+def test_a_lost_environment_costs_no_finished_run(tiny: Any, straight: dict[str, Path], tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    first = train(pick(tiny, "dense"), directory, tiny.dataset)
+    (directory / "environment.json").write_text("{", encoding="utf-8")
+    again = train(pick(tiny, "dense"), directory, tiny.dataset)
+    assert again["val_loss"] == first["val_loss"] and again["resumed_elsewhere"] == [10]
+    assert read_run(directory).status == "complete"

@@ -146,7 +146,7 @@ def lock_study(
         amendments=(),
     )
     if not (directory / "lock.json").exists():
-        runs = sorted(path.parent for path in directory.glob("*/*-s*/config.json"))
+        runs = {path.parent for name in ("config.json", "summary.json") for path in directory.glob(f"*/*-s*/{name}")}
         if runs:
             raise IntegrityError(
                 f"{directory}: holds {len(runs)} run(s) but no lock.json: what was claimed before them is not known; "

@@ -162,11 +162,14 @@ def _note_environment(session: Session) -> None:
     path = session.directory / "environment.json"
     here = environment(session.compute, session.run.recipe)
     known: list[dict[str, Any]] = []
-    if session.progress.step and path.exists():
-        known = read_json(path)["environments"]
+    if session.progress.step:
+        try:
+            known = list(read_json(path)["environments"])
+        except (IntegrityError, KeyError, TypeError):
+            known = [{"compute": "unknown: environment.json was lost"}]
     if not known or known[-1] != here:
         if known:
-            changed = ", ".join(name for name in here if known[-1].get(name) != here[name])
+            changed = ", ".join(name for name in here if known[-1].get(name) != here[name])  # all of them when lost
             session.log(f"warning: {session.directory}: goes on with another {changed}; not bit for bit the same run")
             session.progress.resumed_elsewhere.append(session.progress.step)
         write_json(path, {"environments": [*known, here]})

@@ -70,7 +70,7 @@ def plan(
             "steps": steps[budget],
             "tokens": steps[budget] * recipe.batch_tokens,
             "epochs": None
-            if facts.train_tokens is None
+            if facts.train_tokens is None or facts.train_tokens <= recipe.seq_len
             else epochs(steps[budget] * recipe.batch_tokens, facts.train_tokens, recipe.seq_len),
         }
         for budget in spec.budgets

@@ -39,7 +39,8 @@ Log = Callable[[str], None]
 
 def eval_steps(num_steps: int, num_evals: int) -> frozenset[int]:
     """Steps with an evaluation: 0, then `num_evals` evenly spaced ones of which the last is `num_steps`."""
-    return frozenset({0, *(round(num_steps * i / num_evals) for i in range(1, num_evals + 1))})
+    points = min(num_evals, num_steps)  # more would fall on the same steps
+    return frozenset({0, *(round(num_steps * i / points) for i in range(1, points + 1))})
 
 
 def sample_steps(num_steps: int, num_evals: int) -> frozenset[int]:
@@ -78,11 +79,11 @@ def train(
     if found.fault:
         log(f"{directory}: {found.fault}; doing again what is needed")
     start_run(directory, run, dataset.tokenizer().to_json())
-    (directory / "summary.json").unlink(missing_ok=True)
     torch.set_num_threads(run.recipe.threads)
     compute = choose_compute(device, run.recipe.dtype, run.recipe.kernels)
     log(f"{directory}: {compute.reason}, {run.recipe.threads} thread(s)")
     session = open_session(run, directory, dataset, compute, log, stop_signal)
+    (directory / "summary.json").unlink(missing_ok=True)
     try:
         _loop(session)
         return finish(session)
