@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from equipoise.checkpoint import (
     FILES,
@@ -25,7 +26,7 @@ from equipoise.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from equipoise.errors import IntegrityError
+from equipoise.errors import IntegrityError, ResourceError
 
 
 def state(step: int, run: str = "r") -> TrainState:
@@ -131,6 +132,16 @@ def test_a_failed_save_leaves_the_older_one_and_no_leftover(tmp_path: Path, monk
         save_checkpoint(tmp_path, state(2), keep=[])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert load_latest(tmp_path, "r") is not None
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("equipoise.checkpoint.save_file", full)
+    with pytest.raises(ResourceError, match=r"model\.safetensors: cannot be written .*No space left") as caught:
+        save_checkpoint(tmp_path, state(2), keep=[])
+    assert caught.value.exit_code == 7 and list(tmp_path.iterdir()) == []
 
 
 def test_killed_while_saving_there_is_always_one_to_load(tmp_path: Path) -> None:

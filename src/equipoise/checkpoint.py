@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from equipoise.errors import IntegrityError
+from equipoise.errors import IntegrityError, ResourceError
 from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, sync_folder, write_json
 
 SCHEMA_VERSION = 1
@@ -43,10 +44,10 @@ class TrainState:
 
 
 def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) -> Path:
-    """Write `train_state` under `folder`, verify it, then delete what is neither newest two nor in `keep`.
+    """Write `train_state` under `folder`, then delete what is neither newest two nor in `keep`.
 
     Returns the checkpoint's path. An existing checkpoint of the same step is replaced. On any error the temporary
-    folder is removed and older checkpoints stay as they were.
+    folder is removed and older checkpoints stay as they were; ResourceError when the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = checkpoint_path(folder, train_state.step)
@@ -54,8 +55,8 @@ def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) 
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_file(_plain(train_state.model), temporary / "model.safetensors")
-        save_file(_plain(train_state.optim), temporary / "optim.safetensors")
+        _save_tensors(train_state.model, temporary / "model.safetensors")
+        _save_tensors(train_state.optim, temporary / "optim.safetensors")
         write_json(
             temporary / "state.json", {"step": train_state.step, "run": train_state.run, "state": train_state.state}
         )
@@ -187,6 +188,14 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
             raise IntegrityError(f"optim.safetensors: {name!r} is no parameter of this model")
         device = "cpu" if field == "step" and not optimizer.defaults.get("fused") else parameters[name].device
         optimizer.state[parameters[name]][field] = value.to(device)
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file; its library reports a full disk as an error of its own."""
+    try:
+        save_file(_plain(tensors), path)
+    except SafetensorError as error:
+        raise ResourceError(f"{path}: cannot be written ({error}); the checkpoints before it are whole") from None
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -68,6 +68,23 @@ def test_files_of_another_data_set_are_named(prepared: dict[str, Dataset], direc
     assert message.endswith(" as dataset.json says")
 
 
+@pytest.mark.parametrize("name", ["validation.tokens", "train.tokens", "validation.log_probs.npy"])
+def test_a_flipped_bit_is_named_and_the_data_set_made_again(
+    prepared: dict[str, Dataset], tmp_path: Path, name: str
+) -> None:
+    """One id or one probability altered, everything else as it was: what was trained on would be other text."""
+    corpus, tokenizer = GrammarCorpus(num_documents=30, num_validation=4, num_selection=3), BpeTokenizer(vocab_size=290)
+    directory = tmp_path / prepared["one"].directory.name
+    shutil.copytree(prepared["one"].directory, directory)
+    content = (directory / name).read_bytes()
+    (directory / name).write_bytes(content[:-8] + bytes([content[-8] ^ 1]) + content[-7:])
+    message = fault(directory)
+    assert message.startswith(f"D/{name}: SHA-256") and message.endswith(" as dataset.json says")
+    again = prepare(corpus, tokenizer, tmp_path)
+    assert again.directory == directory and (directory / name).read_bytes() == content
+    assert again.digest == prepared["one"].digest
+
+
 def edit(directory: Path, change: Callable[[dict], object]) -> None:
     path = directory / "dataset.json"
     info = json.loads(path.read_text(encoding="utf-8"))

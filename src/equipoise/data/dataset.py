@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from equipoise.config import digest, dump
 from equipoise.data.corpora import SPLITS, Source, Split, open_corpus
-from equipoise.data.tokenfile import map_tokens, read_header
+from equipoise.data.tokenfile import ids_sha256, map_tokens, read_header
 from equipoise.data.tokenizer import TextTokenizer, load_tokenizer
 from equipoise.errors import DataError
+from equipoise.files import file_sha256
 from equipoise.spec.data import Corpus, Tokenizer
 
 SCHEMA_VERSION: Final = 1
@@ -127,7 +128,7 @@ def open_dataset(directory: Path) -> Dataset:
 
 
 def _check_files(directory: Path, info: dict[str, Any]) -> None:
-    """Compare every file with `dataset.json`; the ids themselves were checked when they were written."""
+    """Compare every file with `dataset.json`, content included: an altered id would be trained on without a word."""
     tokenizer_path = directory / "tokenizer.json"
     tokenizer = load_tokenizer(tokenizer_path)
     if tokenizer.digest != info["tokenizer"]["digest"]:
@@ -142,17 +143,21 @@ def _check_files(directory: Path, info: dict[str, Any]) -> None:
             ("number of ids", header.count, said["tokens"]),
             ("number of documents", header.num_documents, said["documents"]),
             ("bytes of text", header.num_bytes, said["bytes"]),
+            ("SHA-256 of the ids", ids_sha256(path), said["sha256"]),
         ):
             if found != expected:
                 raise DataError(f"{path}: {name} {found}; expected {expected} as dataset.json says")
         if info["kind"] == "grammar":
-            _check_log_probs(log_probs_path(directory, split), header.num_documents)
+            _check_log_probs(log_probs_path(directory, split), header.num_documents, said["log_probs"])
 
 
-def _check_log_probs(path: Path, num_documents: int) -> None:
+def _check_log_probs(path: Path, num_documents: int, sha256: str) -> None:
     try:
         shape = np.load(path, allow_pickle=False).shape
+        found = file_sha256(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}); expected a NumPy file") from None
     if shape != (2, num_documents):
         raise DataError(f"{path}: shape {shape}; expected (2, {num_documents})")
+    if found != sha256:
+        raise DataError(f"{path}: SHA-256 {found}; expected {sha256} as dataset.json says")

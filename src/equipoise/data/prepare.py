@@ -36,7 +36,7 @@ from equipoise.data.splits import DROPPED, SELECTION_SHARE, TRAIN, VALIDATION_SH
 from equipoise.data.tokenfile import TokenHeader, TokenWriter
 from equipoise.data.tokenizer import TextTokenizer, train_tokenizer
 from equipoise.errors import DataError, Interrupted, ResourceError
-from equipoise.files import sync_folder, write_bytes, write_json
+from equipoise.files import file_sha256, sync_folder, write_bytes, write_json
 from equipoise.spec.data import Corpus, GrammarCorpus, Tokenizer, requested_vocab_size
 
 BATCH_CHARS: Final = 1 << 20
@@ -144,6 +144,9 @@ def _build(
     headers, hashes = _encode(source, placed, tokenizer, directory, say, poll)
     write_bytes(directory / "tokenizer.json", tokenizer.to_json().encode())
     info = _describe(source, placed, spec, tokenizer, headers, hashes)
+    if source.kind == "grammar":
+        for split in SPLITS:
+            info["splits"][split]["log_probs"] = file_sha256(log_probs_path(directory, split))
     write_json(directory / "dataset.json", info)
 
 

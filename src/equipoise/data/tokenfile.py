@@ -150,6 +150,13 @@ def read_header(path: Path) -> TokenHeader:
     )
 
 
+def ids_sha256(path: Path) -> str:
+    """SHA-256 (hex) of the ids of a token file as they lie on disk, its header left out."""
+    with path.open("rb") as stream:
+        stream.seek(HEADER_BYTES)
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def map_tokens(path: Path) -> NDArray[np.unsignedinteger]:
     """[count] ids of a token file, read-only, mapped rather than read; raises DataError as `read_header` does."""
     header = read_header(path)
