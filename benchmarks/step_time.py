@@ -37,7 +37,7 @@ from equipoise.optim import make_adamw
 from equipoise.rng import stream
 from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN
 from equipoise.spec.recipe import Kernels, Optim, Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 
 

@@ -32,7 +32,7 @@ from equipoise.rng import stream
 from equipoise.schedule import learning_rate
 from equipoise.spec.model import BalanceLoss, DenseFFN, ModelConfig, MoEFFN
 from equipoise.spec.recipe import Optim, Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,9 @@ from equipoise.errors import ConfigError, IntegrityError
 from equipoise.lock import expand, lock_study, locked_runs, note_finished, read_lock, status
 from equipoise.matching import resolve_arms
 from equipoise.record import finish_run, start_run
+from equipoise.spec.claims import LowerClaim
 from equipoise.spec.data import TextCorpus
-from equipoise.spec.study import LowerClaim, StudySpec
+from equipoise.spec.study import StudySpec
 
 
 def lock(directory: Path, tiny: Any, spec: StudySpec) -> Any:

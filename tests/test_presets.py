@@ -7,17 +7,11 @@ import itertools
 import pytest
 
 from equipoise.matching import ResolvedArm, resolve_arms
+from equipoise.spec.claims import EquivalentClaim, left_arms
 from equipoise.spec.data import requested_vocab_size
 from equipoise.spec.model import MoEFFN, open_fields
-from equipoise.spec.study import (
-    EquivalentClaim,
-    StudySpec,
-    left_arms,
-    load_study_table,
-    num_steps,
-    parse_study,
-    preset_names,
-)
+from equipoise.spec.run import num_steps
+from equipoise.spec.study import StudySpec, load_study_table, parse_study, preset_names
 
 NAMES = ["gutenberg", "gutenberg-cpu", "quick", "tinystories", "tinystories-cpu"]
 SIZES = {

@@ -22,7 +22,7 @@ from equipoise.model.transformer import Transformer, build, token_losses
 from equipoise.record import read_config, start_run
 from equipoise.spec.model import BalanceLoss, DenseFFN, ModelConfig, MoEFFN, NoBalance, WidthRule
 from equipoise.spec.recipe import WSD, Cosine, Optim, Recipe, Samples
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 positive = st.floats(1e-9, 1e6, allow_subnormal=False)
 fractions = st.floats(0, 1)

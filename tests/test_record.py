@@ -27,7 +27,7 @@ from equipoise.record import (
 )
 from equipoise.spec.model import DenseFFN, ModelConfig
 from equipoise.spec.recipe import Optim, Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from equipoise.matching import resolve_arms
 from equipoise.record import append_row, finish_run, start_run, write_losses
 from equipoise.report.details import components_table
 from equipoise.results import collect, contrast_pairs, write_results
-from equipoise.spec.study import EquivalentClaim, LowerClaim, RunConfig, StudySpec
+from equipoise.spec.claims import EquivalentClaim, LowerClaim
+from equipoise.spec.run import RunConfig
+from equipoise.spec.study import StudySpec
 
 LOSSES = {
     "moe": {0: 2.50, 1: 2.55, 2: 2.61, 3: 9.00},

@@ -23,7 +23,7 @@ from equipoise.optim import make_adamw
 from equipoise.record import count_spikes, masked, read_rows, read_run
 from equipoise.score import evaluate
 from equipoise.session import EVAL_SEED
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 from equipoise.train import eval_steps, sample_steps, train
 

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equipoise import stats
-from equipoise.spec.study import EquivalentClaim, LowerClaim
+from equipoise.spec.claims import EquivalentClaim, LowerClaim
 from equipoise.verdict import Cell, Verdict, judge, table
 
 BUDGET = 1000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.spec.study import LowerClaim
+from equipoise.spec.claims import LowerClaim
 from equipoise.verdict import Cell, Verdict, judge
 
 BUDGET = 1000

@@ -17,7 +17,7 @@ from equipoise.optim import make_adamw
 from equipoise.rng import stream
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.recipe import Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 
 WARM_STEPS: Final = 2

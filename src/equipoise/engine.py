@@ -25,7 +25,7 @@ from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.record import last_row
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.recipe import Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import read_json, write_json
 from equipoise.record import RunRecord, read_run
 from equipoise.spec.model import ModelConfig
-from equipoise.spec.study import RunConfig, StudySpec
+from equipoise.spec.run import RunConfig
+from equipoise.spec.study import StudySpec
 
 SCHEMA_VERSION: Final = 1
 GROWING: Final = ("seeds", "budgets", "claims", "arms")

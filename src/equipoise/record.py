@@ -28,7 +28,7 @@ from safetensors.numpy import load_file, save
 from equipoise.config import differences, digest, dump, load
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, write_bytes, write_json
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 SCHEMA_VERSION: Final = 1
 WEIGHTS: Final = "checkpoints"

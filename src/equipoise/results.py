@@ -18,7 +18,9 @@ from equipoise.evidence import METRICS, Evidence, gather
 from equipoise.files import write_json
 from equipoise.lock import Lock, read_lock
 from equipoise.matching import resolve_arms
-from equipoise.spec.study import StudySpec, left_arms, num_steps
+from equipoise.spec.claims import left_arms
+from equipoise.spec.run import num_steps
+from equipoise.spec.study import StudySpec
 from equipoise.stats import mean_sd, paired_contrast
 from equipoise.study import arm_table
 from equipoise.verdict import Cell, judge, table

@@ -35,7 +35,7 @@ from equipoise.rng import stream
 from equipoise.spec.data import ByteTokenizer, GrammarCorpus
 from equipoise.spec.model import BalanceLoss, DenseFFN, ModelConfig, MoEFFN, NoBalance
 from equipoise.spec.recipe import Kernels, Optim, Recipe, Samples
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 from equipoise.train import train
 

@@ -33,7 +33,7 @@ from equipoise.model.transformer import Transformer, build
 from equipoise.optim import make_adamw
 from equipoise.record import WEIGHTS, cut_rows, mark_rows, rows_fault
 from equipoise.score import Evaluation, evaluate
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 EVAL_SEED: Final = 0
 """Seed of the choice of validation windows: a constant, so that every arm, seed and budget reads the same text."""

@@ -18,7 +18,7 @@ from equipoise.errors import DivergedError
 from equipoise.model.moe import router_losses
 from equipoise.model.transformer import Transformer, mean_loss
 from equipoise.spec.model import MoEFFN
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

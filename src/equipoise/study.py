@@ -25,7 +25,8 @@ from equipoise.errors import ConfigError, ResourceError
 from equipoise.lock import Lock, lock_study
 from equipoise.matching import ResolvedArm, resolve_arms
 from equipoise.spec.data import requested_vocab_size
-from equipoise.spec.study import RunConfig, StudySpec, num_steps
+from equipoise.spec.run import RunConfig, num_steps
+from equipoise.spec.study import StudySpec
 
 SCHEMA_VERSION: Final = 1
 CHECKPOINTS_HELD: Final = 4

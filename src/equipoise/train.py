@@ -28,7 +28,7 @@ from equipoise.record import append_row, read_run, start_run
 from equipoise.schedule import learning_rate
 from equipoise.score import Stopped, sample
 from equipoise.session import Session, open_session, save_session
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
 
 WARM_STEPS: Final = 10

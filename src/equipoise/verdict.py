@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from equipoise import stats
 from equipoise.config import dump
-from equipoise.spec.study import EquivalentClaim, LowerClaim, left_arms
+from equipoise.spec.claims import EquivalentClaim, LowerClaim, left_arms
 
 AnyClaim = LowerClaim | EquivalentClaim
 Answer = Literal["supported", "refuted", "equivalent", "inconclusive"]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.record import WEIGHTS, read_run
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

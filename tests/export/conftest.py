@@ -20,7 +20,7 @@ from equipoise.record import finish_run, start_run
 from equipoise.spec.data import BpeTokenizer
 from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN, NoBalance
 from equipoise.spec.recipe import Optim, Recipe
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 
 SEQ_LEN = 64
 # No base, eps or init is a default of Hugging Face: what were left out of config.json would show in the logits.

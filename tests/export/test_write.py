@@ -16,7 +16,7 @@ from equipoise.config import digest, load
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.export.write import export
 from equipoise.files import file_faults, file_sha256
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.weights import read_weights
 
 FILES = {

@@ -10,18 +10,11 @@ import pytest
 
 from equipoise.config import apply_override, digest, dump, load, read_toml
 from equipoise.errors import ConfigError
+from equipoise.spec.claims import EquivalentClaim, LowerClaim, left_arms
 from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN, NoBalance, WidthRule
 from equipoise.spec.recipe import WSD, Optim, Recipe, Samples
-from equipoise.spec.study import (
-    EquivalentClaim,
-    LowerClaim,
-    Match,
-    RunConfig,
-    left_arms,
-    load_study_table,
-    num_steps,
-    parse_study,
-)
+from equipoise.spec.run import RunConfig, num_steps
+from equipoise.spec.study import Match, load_study_table, parse_study
 
 STUDY = """
 name = "x"

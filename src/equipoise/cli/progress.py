@@ -14,7 +14,7 @@ from rich.text import Text
 
 from equipoise.cli.console import say
 from equipoise.engine import Event
-from equipoise.spec.study import RunConfig
+from equipoise.spec.run import RunConfig
 from equipoise.text import count, duration, number
 
 PLAIN_EVERY_S: Final = 15.0

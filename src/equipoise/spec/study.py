@@ -1,4 +1,4 @@
-"""Nouns of the design: study, arm, match, claim, run; and how a study file becomes one of them.
+"""Nouns of the design: study, arm, match; and how a study file becomes one of them.
 
 Not for: solving widths (`matching`), expanding into runs on disk (`study`), judging claims (`verdict`).
 """
@@ -10,17 +10,17 @@ import typing
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from equipoise.config import TAG, Table, check, config, load, read_toml
+from equipoise.config import Table, check, config, load, read_toml
 from equipoise.errors import ConfigError
 from equipoise.faults import did_you_mean, not_accepted
+from equipoise.spec.claims import Claim, EquivalentClaim, LowerClaim, claim_faults
 from equipoise.spec.data import Corpus, Tokenizer
 from equipoise.spec.model import ModelConfig, Width, ffn_width
 from equipoise.spec.recipe import Recipe
 from equipoise.spec.tables import expand_arms, said_once
 
-Metric = Literal["val_loss", "best_val_loss", "val_bpb"]
 Quantity = Literal["active_params", "total_params", "flops_per_token"]
 
 RESERVED_NAMES = (
@@ -65,69 +65,6 @@ class Arm:
 
 
 @config
-class LowerClaim:
-    """`left` reaches a lower metric than `right`, by more than `margin`."""
-
-    kind: Literal["lower"] = "lower"
-    id: str
-    """Name of the claim, unique in the study."""
-    left: str | tuple[str, ...]
-    """The arm said to be lower; a list holds only if every member does."""
-    right: str
-    """The arm it is compared with."""
-    metric: Metric = "val_loss"
-    """What is compared, per seed."""
-    budget: int | Literal["largest"] = "largest"
-    """At which token budget."""
-    margin: float = 0.0
-    """δ ≥ 0: supported only when left is lower by more than this."""
-    equivalence_margin: float | None = None
-    """ε > margin: also test for equivalence within ±ε."""
-    allow_collapsed: bool = False
-    """Judge even if a run's routing collapsed (the verdict is then marked)."""
-
-    def __post_init__(self) -> None:
-        wide = self.equivalence_margin is None or self.equivalence_margin > self.margin
-        check(
-            self,
-            ("left", _all_different(self.left), "one arm or a list of different arms"),
-            ("margin", self.margin >= 0, "0 or more"),
-            ("equivalence_margin", wide, f"above margin = {self.margin}"),
-        )
-
-
-@config
-class EquivalentClaim:
-    """`left` and `right` differ by less than `equivalence_margin` either way."""
-
-    kind: Literal["equivalent"] = "equivalent"
-    id: str
-    """Name of the claim, unique in the study."""
-    left: str | tuple[str, ...]
-    """The arm said to be equivalent; a list holds only if every member is."""
-    right: str
-    """The arm it is compared with."""
-    equivalence_margin: float
-    """ε > 0, in units of the metric."""
-    metric: Metric = "val_loss"
-    """What is compared, per seed."""
-    budget: int | Literal["largest"] = "largest"
-    """At which token budget."""
-    allow_collapsed: bool = False
-    """Judge even if a run's routing collapsed (the verdict is then marked)."""
-
-    def __post_init__(self) -> None:
-        check(
-            self,
-            ("left", _all_different(self.left), "one arm or a list of different arms"),
-            ("equivalence_margin", self.equivalence_margin > 0, "above 0"),
-        )
-
-
-Claim = Annotated[LowerClaim | EquivalentClaim, TAG]
-
-
-@config
 class StudySpec:
     """A study as declared: arms × seeds × budgets, one corpus, one recipe, and the claims made beforehand."""
 
@@ -156,39 +93,6 @@ class StudySpec:
         faults = _study_faults(self.name, self.seeds, self.budgets, self.recipe, self.arms, self.claims, self.alpha)
         if faults:
             raise ValueError("\n".join(faults))
-
-
-@config
-class RunConfig:
-    """Everything a run is a function of: equal values give equal results on the same machine class and versions."""
-
-    arm: str
-    """Name of the arm."""
-    seed: int
-    """Seed of data order and initialisation."""
-    budget: int
-    """Tokens asked for; the steps are `num_steps`."""
-    model: ModelConfig
-    """The resolved model: no open width, vocabulary known."""
-    recipe: Recipe
-    """How it is trained."""
-    data: str
-    """Digest of the prepared data set (tokens, splits and tokenizer)."""
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps: budget ÷ batch_tokens, nearest whole number, halves up, at least 1."""
-        return num_steps(self.budget, self.recipe)
-
-    @property
-    def folder(self) -> str:
-        """Path inside the study directory: `<arm>/<tokens>-s<seed>`."""
-        return f"{self.arm}/{self.budget}-s{self.seed}"
-
-
-def num_steps(budget: int, recipe: Recipe) -> int:
-    """Steps of a run of `budget` tokens: nearest whole number, halves up, at least 1."""
-    return max(1, (2 * budget + recipe.batch_tokens) // (2 * recipe.batch_tokens))
 
 
 def preset_names() -> list[str]:
@@ -260,15 +164,6 @@ def _faults_of_parts(whole: Table) -> list[str]:
     return _study_faults(name, seeds, budgets, recipe, arms, claims, alpha)
 
 
-def left_arms(claim: LowerClaim | EquivalentClaim) -> tuple[str, ...]:
-    """The arms on the left of a claim, always as a tuple."""
-    return claim.left if isinstance(claim.left, tuple) else (claim.left,)
-
-
-def _all_different(left: str | tuple[str, ...]) -> bool:
-    return isinstance(left, str) or len(set(left)) == len(left) > 0
-
-
 def _study_faults(
     name: str | None,
     seeds: tuple[int, ...] | None,
@@ -301,7 +196,7 @@ def _study_faults(
             )
         faults += [] if arm is None else _arm_faults(arm_name, arm, arms)
     for index, claim in enumerate(claims):
-        faults += [] if claim is None else _claim_faults(f"claims.{index}", claim, claims, arms, budgets)
+        faults += [] if claim is None else claim_faults(f"claims.{index}", claim, claims, arms, budgets)
     return faults
 
 
@@ -334,30 +229,5 @@ def _arm_faults(name: str, arm: Arm, arms: Mapping[str, Arm | None]) -> list[str
     if width == 0 and not adjust.startswith("ffn."):
         faults.append(
             f"{where}.model.ffn.{field}: missing; expected a whole number or a table, or match.adjust = 'ffn.{field}'"
-        )
-    return faults
-
-
-def _claim_faults(
-    where: str,
-    claim: LowerClaim | EquivalentClaim,
-    claims: Sequence[LowerClaim | EquivalentClaim | None],
-    arms: Mapping[str, Arm | None],
-    budgets: tuple[int, ...] | None,
-) -> list[str]:
-    faults = []
-    if not claim.id.strip() or [other.id for other in claims if other].count(claim.id) > 1:
-        faults.append(not_accepted(f"{where}.id", claim.id, "a name of its own"))
-    for side, names in (("left", left_arms(claim)), ("right", (claim.right,))):
-        for arm in names:
-            if arm not in arms:
-                faults.append(
-                    not_accepted(f"{where}.{side}", arm, f"one of {', '.join(arms)}{did_you_mean(arm, arms)}")
-                )
-    if claim.right in left_arms(claim):
-        faults.append(not_accepted(f"{where}.right", claim.right, "an arm that is not on the left"))
-    if budgets and claim.budget != "largest" and claim.budget not in budgets:
-        faults.append(
-            not_accepted(f"{where}.budget", claim.budget, f"'largest' or one of {', '.join(map(str, budgets))}")
         )
     return faults

@@ -1,0 +1,40 @@
+"""The noun of one run: everything it is a function of."""
+
+from __future__ import annotations
+
+from equipoise.config import config
+from equipoise.spec.model import ModelConfig
+from equipoise.spec.recipe import Recipe
+
+
+@config
+class RunConfig:
+    """Everything a run is a function of: equal values give equal results on the same machine class and versions."""
+
+    arm: str
+    """Name of the arm."""
+    seed: int
+    """Seed of data order and initialisation."""
+    budget: int
+    """Tokens asked for; the steps are `num_steps`."""
+    model: ModelConfig
+    """The resolved model: no open width, vocabulary known."""
+    recipe: Recipe
+    """How it is trained."""
+    data: str
+    """Digest of the prepared data set (tokens, splits and tokenizer)."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps: budget ÷ batch_tokens, nearest whole number, halves up, at least 1."""
+        return num_steps(self.budget, self.recipe)
+
+    @property
+    def folder(self) -> str:
+        """Path inside the study directory: `<arm>/<tokens>-s<seed>`."""
+        return f"{self.arm}/{self.budget}-s{self.seed}"
+
+
+def num_steps(budget: int, recipe: Recipe) -> int:
+    """Steps of a run of `budget` tokens: nearest whole number, halves up, at least 1."""
+    return max(1, (2 * budget + recipe.batch_tokens) // (2 * recipe.batch_tokens))
