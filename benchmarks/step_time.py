@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from equipoise.accounting import count_flops
 from equipoise.model.moe import MoE, Router, Routing
@@ -126,6 +125,8 @@ def skew(model: Transformer, num_tokens: int) -> None:
 
 
 def theirs(shape: Shape, name: str, inputs_BS: torch.Tensor, targets_BS: torch.Tensor) -> Callable[[], object]:
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM  # ours does without
+
     shared: dict[str, Any] = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.d_model,

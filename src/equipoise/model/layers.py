@@ -4,7 +4,8 @@ A module holds parameters and is given the function that computes with them: the
 
 Not for: routed experts (`moe`), the order of layers (`transformer`), hand-written kernels (`fused`, held to these).
 
-Shapes: B batch, S sequence, T = B·S tokens, D d_model, N query heads, M kv heads, H d_head, F FFN width, P positions.
+Shapes: B batch, S sequence, T = B·S tokens, D d_model, N query heads, M kv heads, H d_head, F FFN width, P positions
+or, of a packed buffer, the N + 2·M heads of queries, keys and values.
 """
 
 from __future__ import annotations
@@ -95,11 +96,23 @@ class KVCache:
         return k_BSMH, v_BSMH
 
 
-def attend(q_BSNH: Tensor, k_BPMH: Tensor, v_BPMH: Tensor) -> Tensor:
+def heads(qkv_BSPH: Tensor, num_kv_heads: int, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [B, S, N, H], keys and values [B, S, M, H] of a packed buffer, P = N + 2·M; queries and keys rotated."""
+    M = num_kv_heads
+    q_BSNH, k_BSMH, v_BSMH = qkv_BSPH.split((qkv_BSPH.shape[2] - 2 * M, M, M), dim=2)
+    return rotate(q_BSNH, rope), rotate(k_BSMH, rope), v_BSMH
+
+
+def mix(q_BSNH: Tensor, k_BPMH: Tensor, v_BPMH: Tensor) -> Tensor:
     """softmax(q · kᵀ / sqrt(H)) · v, [B, S, N, H]: causal for S = P positions; a single query sees every key."""
     q, k, v = q_BSNH.transpose(1, 2), k_BPMH.transpose(1, 2), v_BPMH.transpose(1, 2)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=k.shape[1] < q.shape[1])
     return mixed.transpose(1, 2)
+
+
+def attend(qkv_BSPH: Tensor, num_kv_heads: int, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Causal attention over the queries, keys and values of a packed buffer, [B, S, N, H]; see `heads` and `mix`."""
+    return mix(*heads(qkv_BSPH, num_kv_heads, rope))
 
 
 class Attention(nn.Module):
@@ -110,10 +123,11 @@ class Attention(nn.Module):
         d_model: int,
         num_heads: int,
         num_kv_heads: int,
-        compute: Callable[[Tensor, Tensor, Tensor], Tensor] = attend,
+        compute: Callable[[Tensor, int, tuple[Tensor, Tensor]], Tensor] = attend,
+        linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
     ) -> None:
         super().__init__()
-        self.compute = compute
+        self.compute, self.linear = compute, linear
         self.num_heads, self.num_kv_heads, self.d_head = num_heads, num_kv_heads, d_model // num_heads
         self.w_q = nn.Parameter(torch.empty(num_heads * self.d_head, d_model))
         self.w_k = nn.Parameter(torch.empty(num_kv_heads * self.d_head, d_model))
@@ -123,12 +137,16 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         """[B, S, D]; with a filled `cache` S must be 1: the new token sees all before it."""
         B, S, _ = x_BSD.shape
-        q = rotate(F.linear(x_BSD, self.w_q).view(B, S, self.num_heads, self.d_head), rope)
-        k = rotate(F.linear(x_BSD, self.w_k).view(B, S, self.num_kv_heads, self.d_head), rope)
-        v = F.linear(x_BSD, self.w_v).view(B, S, self.num_kv_heads, self.d_head)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return F.linear(self.compute(q, k, v).reshape(B, S, -1), self.w_o)
+        packed = torch.cat(
+            (self.w_q, self.w_k, self.w_v)
+        )  # one matrix product, and one gradient of x, instead of three
+        qkv_BSPH = self.linear(x_BSD, packed).view(B, S, -1, self.d_head)
+        if cache is None:
+            mixed_BSNH = self.compute(qkv_BSPH, self.num_kv_heads, rope)
+        else:
+            q, k, v = heads(qkv_BSPH, self.num_kv_heads, rope)
+            mixed_BSNH = mix(q, *cache.append(k, v))
+        return self.linear(mixed_BSNH.reshape(B, S, -1), self.w_o)
 
 
 def swiglu(x_TD: Tensor, w_gate_FD: Tensor, w_up_FD: Tensor, w_down_DF: Tensor) -> Tensor:

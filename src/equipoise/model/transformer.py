@@ -21,6 +21,7 @@ from equipoise.errors import ConfigError
 from equipoise.model import layers
 from equipoise.model.fused.attention import attend
 from equipoise.model.fused.cross_entropy import mean_cross_entropy, token_cross_entropy
+from equipoise.model.fused.products import linear
 from equipoise.model.fused.rms_norm import rms_norm
 from equipoise.model.fused.swiglu import swiglu
 from equipoise.model.layers import Attention, KVCache, RMSNorm, Rope, SwiGLU, at_least_float32
@@ -49,7 +50,7 @@ class Block(nn.Module):
         norm = rms_norm if fused else layers.rms_norm
         self.attention_norm = RMSNorm(config.d_model, config.norm_eps, norm)
         self.attention = Attention(
-            config.d_model, config.num_heads, config.num_kv_heads, attend if fused else layers.attend
+            config.d_model, config.num_heads, config.num_kv_heads, *((attend, linear) if fused else ())
         )
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, norm)
         ffn = config.ffn

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from equipoise.model.fused.products import ROWS, times, times_transposed
+
 CHUNK_LOGITS: Final = 1 << 21
 """Logits of a chunk at most, 8 MiB in float32: fewer than that and adding up the weight's gradient takes longer."""
 
@@ -50,7 +52,7 @@ class _MeanCrossEntropy(Function):
             d_logits_CV = torch.softmax(logits_CV, dim=1, out=logits_CV)
             torch.sub(largest_C.sub_(d_logits_CV.amax(dim=1).log_()), target_C, out=losses_T[rows])
             d_logits_CV.scatter_add_(1, targets_C.unsqueeze(1), x_TD.new_full((), -1.0).expand(len(targets_C), 1))
-            torch.mm(d_logits_CV, weight_VD, out=d_x_TD[rows])
+            d_x_TD[rows] = times(d_logits_CV, weight_VD)
             d_weight_VD.addmm_(d_logits_CV.t(), x_TD[rows])
         ctx.save_for_backward(d_x_TD, d_weight_VD)
         return losses_T.mean()
@@ -64,13 +66,13 @@ class _MeanCrossEntropy(Function):
 
 
 def _logits(x_TD: Tensor, weight_VD: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and logits [C, V] of one chunk after the other, in one buffer that the caller may overwrite."""
+    """Rows and logits [C, V] of one chunk after the other; the caller may overwrite them."""
     (T, _), V = x_TD.shape, len(weight_VD)
-    size = max(1, min(T, CHUNK_LOGITS // V))
-    buffer_CV = torch.empty(size, V, dtype=x_TD.dtype)
+    size = max(1, CHUNK_LOGITS // V)
+    size -= size % ROWS if size > ROWS else 0
     for start in range(0, T, size):
         rows = slice(start, min(T, start + size))
-        yield rows, torch.mm(x_TD[rows], weight_VD.t(), out=buffer_CV[: rows.stop - start])
+        yield rows, times_transposed(x_TD[rows], weight_VD)
 
 
 def _of_targets(logits_CV: Tensor, targets_C: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from equipoise.model.fused.products import times, times_transposed
 from equipoise.model.fused.swiglu import activation_gradients, chunks
 
 
@@ -38,44 +39,39 @@ class _Experts(Function):
         w_up_EFD: Tensor,
         w_down_EDF: Tensor,
     ) -> Tensor:
-        (T, K), (E, width, D) = expert_ids_TK.shape, w_gate_EFD.shape
+        (T, K), E = expert_ids_TK.shape, len(w_gate_EFD)
         order_A = expert_ids_TK.flatten().argsort(stable=True)
         counts: list[int] = torch.bincount(expert_ids_TK.flatten(), minlength=E).tolist()
         tokens_A = order_A.div(K, rounding_mode="floor")
         weights_A1 = weights_TK.reshape(T * K, 1).index_select(0, order_A)
         place_A = torch.empty_like(order_A)
         place_A[order_A] = torch.arange(T * K)
-        gate_AF, up_AF, y_AD = x_TD.new_empty(T * K, width), x_TD.new_empty(T * K, width), x_TD.new_empty(T * K, D)
+        y_AD = x_TD.new_empty(T * K, x_TD.shape[1])
+        kept: list[Tensor] = []
         for e, rows in _expert_rows(counts):
             x_CD = x_TD.index_select(0, tokens_A[rows])
-            torch.mm(x_CD, w_gate_EFD[e].t(), out=gate_AF[rows])
-            torch.mm(x_CD, w_up_EFD[e].t(), out=up_AF[rows])
-            act_CF = F.silu(gate_AF[rows]).mul_(up_AF[rows]).mul_(weights_A1[rows])
-            torch.mm(act_CF, w_down_EDF[e].t(), out=y_AD[rows])
-        ctx.save_for_backward(
-            x_TD, w_gate_EFD, w_up_EFD, w_down_EDF, gate_AF, up_AF, weights_A1, order_A, tokens_A, place_A
-        )
+            gate_CF, up_CF = (times_transposed(x_CD, weights[e]) for weights in (w_gate_EFD, w_up_EFD))
+            act_CF = F.silu(gate_CF).mul_(up_CF).mul_(weights_A1[rows])
+            y_AD[rows] = times_transposed(act_CF, w_down_EDF[e])
+            kept += (gate_CF, up_CF)
+        ctx.save_for_backward(x_TD, w_gate_EFD, w_up_EFD, w_down_EDF, weights_A1, order_A, tokens_A, place_A, *kept)
         ctx.counts, ctx.top_k = counts, K
         return _gather_sum(y_AD, place_A, K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_TD: Tensor) -> tuple[Tensor | None, ...]:
-        (x_TD, w_gate_EFD, w_up_EFD, w_down_EDF, gate_AF, up_AF, weights_A1, order_A, tokens_A, place_A) = (
-            ctx.saved_tensors
-        )
+        x_TD, w_gate_EFD, w_up_EFD, w_down_EDF, weights_A1, order_A, tokens_A, place_A, *kept = ctx.saved_tensors
         d_x_AD, d_weights_A = x_TD.new_empty(len(order_A), x_TD.shape[1]), torch.empty_like(weights_A1[:, 0])
         d_w_gate, d_w_up, d_w_down = (torch.zeros_like(w) for w in (w_gate_EFD, w_up_EFD, w_down_EDF))
-        for e, rows in _expert_rows(ctx.counts):
+        for (e, rows), gate_CF, up_CF in zip(_expert_rows(ctx.counts), kept[::2], kept[1::2], strict=True):
             d_y_CD, x_CD = d_y_TD.index_select(0, tokens_A[rows]), x_TD.index_select(0, tokens_A[rows])
-            silu_CF = F.silu(gate_AF[rows])
-            act_CF, d_act_CF = silu_CF * up_AF[rows], torch.mm(d_y_CD, w_down_EDF[e])
+            silu_CF = F.silu(gate_CF)
+            act_CF, d_act_CF = silu_CF * up_CF, times(d_y_CD, w_down_EDF[e])
             d_weights_A[rows] = torch.linalg.vecdot(d_act_CF, act_CF)
             d_w_down[e].addmm_(d_y_CD.t(), act_CF.mul_(weights_A1[rows]))
-            d_gate_CF, d_up_CF = activation_gradients(
-                gate_AF[rows], up_AF[rows], silu_CF, d_act_CF.mul_(weights_A1[rows])
-            )
-            torch.mm(d_gate_CF, w_gate_EFD[e], out=d_x_AD[rows]).addmm_(d_up_CF, w_up_EFD[e])
+            d_gate_CF, d_up_CF = activation_gradients(gate_CF, up_CF, silu_CF, d_act_CF.mul_(weights_A1[rows]))
+            torch.add(times(d_gate_CF, w_gate_EFD[e]), times(d_up_CF, w_up_EFD[e]), out=d_x_AD[rows])
             d_w_gate[e].addmm_(d_gate_CF.t(), x_CD)
             d_w_up[e].addmm_(d_up_CF.t(), x_CD)
         d_weights_TK = d_weights_A.index_select(0, place_A).view(-1, ctx.top_k)

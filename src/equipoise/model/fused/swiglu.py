@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from equipoise.model.fused.products import times, times_transposed
+
 CHUNK_TOKENS: Final = 1024
 """Tokens of a chunk: matrix products reach their full speed, and a chunk of F = 512 is 2 MiB in float32."""
 
@@ -40,27 +42,27 @@ def chunks(start: int, stop: int) -> list[slice]:
 class _SwiGLU(Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, w_gate_FD: Tensor, w_up_FD: Tensor, w_down_DF: Tensor) -> Tensor:
-        T, width = len(x_TD), len(w_gate_FD)
-        gate_TF, up_TF, y_TD = x_TD.new_empty(T, width), x_TD.new_empty(T, width), torch.empty_like(x_TD)
-        for rows in chunks(0, T):
-            torch.mm(x_TD[rows], w_gate_FD.t(), out=gate_TF[rows])
-            torch.mm(x_TD[rows], w_up_FD.t(), out=up_TF[rows])
-            torch.mm(F.silu(gate_TF[rows]).mul_(up_TF[rows]), w_down_DF.t(), out=y_TD[rows])
-        ctx.save_for_backward(x_TD, w_gate_FD, w_up_FD, w_down_DF, gate_TF, up_TF)
+        y_TD = torch.empty_like(x_TD)
+        kept: list[Tensor] = []
+        for rows in chunks(0, len(x_TD)):
+            gate_CF, up_CF = (times_transposed(x_TD[rows], weight) for weight in (w_gate_FD, w_up_FD))
+            y_TD[rows] = times_transposed(F.silu(gate_CF).mul_(up_CF), w_down_DF)
+            kept += (gate_CF, up_CF)
+        ctx.save_for_backward(x_TD, w_gate_FD, w_up_FD, w_down_DF, *kept)
         return y_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_TD: Tensor) -> tuple[Tensor, ...]:
-        x_TD, w_gate_FD, w_up_FD, w_down_DF, gate_TF, up_TF = ctx.saved_tensors
+        x_TD, w_gate_FD, w_up_FD, w_down_DF, *kept = ctx.saved_tensors
         d_x_TD = torch.empty_like(x_TD)
         d_w_gate, d_w_up, d_w_down = (torch.zeros_like(w) for w in (w_gate_FD, w_up_FD, w_down_DF))
-        for rows in chunks(0, len(x_TD)):
-            silu_CF = F.silu(gate_TF[rows])
-            d_w_down.addmm_(d_y_TD[rows].t(), silu_CF * up_TF[rows])
-            d_act_CF = torch.mm(d_y_TD[rows], w_down_DF)
-            d_gate_CF, d_up_CF = activation_gradients(gate_TF[rows], up_TF[rows], silu_CF, d_act_CF)
-            torch.mm(d_gate_CF, w_gate_FD, out=d_x_TD[rows]).addmm_(d_up_CF, w_up_FD)
+        for rows, gate_CF, up_CF in zip(chunks(0, len(x_TD)), kept[::2], kept[1::2], strict=True):
+            silu_CF = F.silu(gate_CF)
+            d_w_down.addmm_(d_y_TD[rows].t(), silu_CF * up_CF)
+            d_act_CF = times(d_y_TD[rows], w_down_DF)
+            d_gate_CF, d_up_CF = activation_gradients(gate_CF, up_CF, silu_CF, d_act_CF)
+            torch.add(times(d_gate_CF, w_gate_FD), times(d_up_CF, w_up_FD), out=d_x_TD[rows])
             d_w_gate.addmm_(d_gate_CF.t(), x_TD[rows])
             d_w_up.addmm_(d_up_CF.t(), x_TD[rows])
         return d_x_TD, d_w_gate, d_w_up, d_w_down
