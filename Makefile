@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n auto $(if $(CORPORA),--corpora="$(CORPORA)")
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test unit lint bench golden clean
+.PHONY: help demo test unit lint bench bench-quick golden clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -32,8 +32,16 @@ lint: $(DEV) ## formatting, lint rules, types
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict
 
-bench: $(DEV) ## the benchmarks
-	@set -e; for file in benchmarks/*.py; do echo "$$file"; $(PY) "$$file"; done
+bench: $(DEV) ## a training step beside Hugging Face's, about half an hour on an idle machine; writes build/bench.md
+	@mkdir -p build
+	$(PY) benchmarks/step_time.py --shapes A,B,tinystories-cpu --threads 2 --out build/bench.md
+
+bench-quick: $(DEV) ## does every benchmark run? A minute or two, no figures worth reading
+	$(PY) benchmarks/step_time.py --quick
+	$(PY) benchmarks/kernels.py --rounds 1
+	$(PY) benchmarks/data.py --quick
+	$(PY) benchmarks/study_time.py --quick
+	$(PY) benchmarks/gpu_step.py
 
 golden: $(DEV) ## record the golden losses anew; REASON="..." is their line under Numerics in CHANGELOG.md
 	@$(PY) tests/test_golden.py '$(subst ','\'',$(REASON))'

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import equipoise.model.transformer as transformer
+from equipoise.model.fused import products
 from equipoise.model.fused.attention import MIN_LENGTH
 from equipoise.model.fused.cross_entropy import mean_cross_entropy
 from equipoise.model.layers import Attention, RMSNorm, SwiGLU, attend, rms_norm, swiglu
@@ -43,7 +44,7 @@ def plain_loss(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
     return F.cross_entropy(x_TD @ weight_VD.T, targets_T)
 
 
-LEFT_OUT = ("cross_entropy", "rms_norm", "swiglu", "attention", "experts")
+LEFT_OUT = ("cross_entropy", "rms_norm", "swiglu", "attention", "experts", "products")
 
 
 def stepper(shape: str, moe: bool, name: str) -> Callable[[], object]:
@@ -67,7 +68,8 @@ def stepper(shape: str, moe: bool, name: str) -> Callable[[], object]:
 
     def step() -> None:
         loss = plain_loss if name == "cross_entropy" else mean_cross_entropy
-        with mock.patch.object(transformer, "mean_cross_entropy", loss):
+        onednn = products.ONEDNN and name != "products"
+        with mock.patch.object(transformer, "mean_cross_entropy", loss), mock.patch.object(products, "ONEDNN", onednn):
             train_step(model, optimizer, inputs_BS, targets_BS, run, recipe.optim.lr)
 
     return step
@@ -87,6 +89,7 @@ def main() -> None:
         for kind in options.models.split(","):
             unused = {"experts"} if kind == "dense" else {"swiglu"}
             unused |= set() if SHAPES[shape][5] >= MIN_LENGTH else {"attention"}
+            unused |= set() if products.ONEDNN and SHAPES[shape][1] >= products.MIN_WIDTH else {"products"}
             names = ["nothing", *(name for name in options.left_out.split(",") if name not in unused)]
             steps = {name: stepper(shape, kind == "moe", name) for name in names}
             seconds: dict[str, list[float]] = {name: [] for name in names}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.accounting import count_flops, count_params
-from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN, WidthRule
+from equipoise.spec.model import BalanceBias, DenseFFN, ModelConfig, MoEFFN, WidthRule
 
 WORKED = ModelConfig(
     vocab_size=1000,
@@ -29,7 +29,14 @@ def models(draw: st.DrawFn) -> ModelConfig:
     num_heads = num_kv_heads * draw(st.integers(1, 3))
     width = 8 * draw(st.integers(1, 9))
     num_experts = draw(st.integers(1, 6))
-    moe = MoEFFN(num_experts=num_experts, top_k=draw(st.integers(1, num_experts)), d_expert=width, renormalize=False)
+    moe = MoEFFN(
+        num_experts=num_experts,
+        top_k=draw(st.integers(1, num_experts)),
+        d_expert=width,
+        renormalize=False,
+        num_shared_experts=draw(st.integers(0, 3)),
+        router=draw(st.sampled_from(["learned", "frozen", "hash", "random"])),
+    )
     return ModelConfig(
         vocab_size=draw(st.integers(1, 500)),
         d_model=2 * num_heads * draw(st.integers(1, 7)),
@@ -50,8 +57,9 @@ def shapes(model: ModelConfig, num_experts: int) -> list[tuple[int, ...]]:
         found += [(width, d_head)] * (model.num_heads + 2 * model.num_kv_heads)
         found += [(d_head, width)] * model.num_heads
         if isinstance(model.ffn, MoEFFN):
-            found += [(model.ffn.num_experts, width)]
-            found += [(width, model.ffn.width), (width, model.ffn.width), (model.ffn.width, width)] * num_experts
+            found += [(model.ffn.num_experts, width)] if model.ffn.router in ("learned", "frozen") else []
+            passed = num_experts + model.ffn.num_shared_experts
+            found += [(width, model.ffn.width), (width, model.ffn.width), (model.ffn.width, width)] * passed
         else:
             found += [(width, model.ffn.width), (width, model.ffn.width), (model.ffn.width, width)]
     found += [(width,)]
@@ -68,8 +76,8 @@ def products(model: ModelConfig, seq_len: int) -> list[tuple[int, int, int]]:
         found += [(seq_len, width, width)]
         passes = 1
         if isinstance(model.ffn, MoEFFN):
-            found += [(seq_len, width, model.ffn.num_experts)]
-            passes = model.ffn.top_k
+            found += [(seq_len, width, model.ffn.num_experts)] if model.ffn.router in ("learned", "frozen") else []
+            passes = model.ffn.top_k + model.ffn.num_shared_experts
         found += [(seq_len, width, model.ffn.width)] * 2 * passes + [(seq_len, model.ffn.width, width)] * passes
     return [*found, (seq_len, width, model.vocab_size)]
 
@@ -89,6 +97,22 @@ def test_worked_parameters() -> None:
     }
     assert count.total_nonembedding == 384_832 - 64_000
     assert count.active_nonembedding == 163_648 - 64_000
+
+
+def test_worked_shared_experts_and_control_routers() -> None:
+    """One expert of this model is 3 x 64 x 96 = 18,432 parameters, in each of two layers."""
+    ffn = MoEFFN(num_experts=8, top_k=2, d_expert=96, num_shared_experts=2, router="hash")
+    count, flops = (f(dataclasses.replace(WORKED, ffn=ffn), *a) for f, a in ((count_params, ()), (count_flops, (128,))))
+    assert count.total == 384_832 + 2 * 2 * 18_432 - 2 * 8 * 64
+    assert count.active == 163_648 + 2 * 2 * 18_432 - 2 * 8 * 64
+    assert (count.router, count.ffn, count.experts) == (0, 2 * 2 * 18_432, 2 * 8 * 18_432)
+    assert flops.forward == 392_192 + 2 * (2 * 2 * 18_432 - 2 * 8 * 64) and flops.router == 0
+    for same in (
+        MoEFFN(num_experts=8, top_k=2, d_expert=96, router="frozen"),
+        dataclasses.replace(WORKED.ffn, balance=BalanceBias()),
+    ):  # type: ignore[type-var]
+        assert count_params(dataclasses.replace(WORKED, ffn=same)) == count_params(WORKED)  # type: ignore[arg-type]
+        assert count_flops(dataclasses.replace(WORKED, ffn=same), 128) == count_flops(WORKED, 128)  # type: ignore[arg-type]
 
 
 def test_an_untied_head_counts_once_and_is_no_embedding_twice() -> None:

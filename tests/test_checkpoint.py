@@ -27,6 +27,8 @@ from equipoise.checkpoint import (
     save_checkpoint,
 )
 from equipoise.errors import IntegrityError, ResourceError
+from equipoise.optim import make_adamw
+from equipoise.spec.recipe import Optim
 
 
 def state(step: int, run: str = "r") -> TrainState:
@@ -176,13 +178,13 @@ def test_killed_while_saving_there_is_always_one_to_load(tmp_path: Path) -> None
 
 def test_optimizer_state_goes_through_names() -> None:
     model = torch.nn.Linear(3, 2, bias=False)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = make_adamw(model, Optim(lr=1e-3))
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     tensors = optimizer_tensors(model, optimizer)
     assert set(tensors) == {"weight/step", "weight/exp_avg", "weight/exp_avg_sq"}
     other = torch.nn.Linear(3, 2, bias=False)
-    fresh = torch.optim.AdamW(other.parameters())
+    fresh = make_adamw(other, Optim(lr=1e-3))
     restore_optimizer(other, fresh, tensors)
     assert all(torch.equal(optimizer_tensors(other, fresh)[k], v) for k, v in tensors.items())
     with pytest.raises(IntegrityError, match="'stranger' is no parameter"):

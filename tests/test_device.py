@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from equipoise.device import choose_compute
+from equipoise.device import choose_compute, make_repeatable, put
 from equipoise.errors import ConfigError
 
 
@@ -22,30 +23,125 @@ def gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
 def test_a_cpu_computes_in_float32_with_the_kernels_asked_for(kernels: Any) -> None:
     compute = choose_compute("cpu", "auto", kernels)
     assert (compute.device.type, compute.autocast, compute.kernels) == ("cpu", None, kernels)
-    assert compute.reason == f"CPU (asked for), float32, {kernels} kernels"
+    assert compute.reason == f"CPU (asked for), float32, {kernels} kernels" and not compute.compile
+
+
+FOR_CPU = "plain kernels (the fused ones are for a CPU)"
+GROUPED = f"bfloat16 autocast, {FOR_CPU}, experts in grouped products, steps compiled"
+LOOP = "steps compiled but those of routed models"
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "kernels", "autocast", "reason"),
+    ("capability", "dtype", "kernels", "autocast", "built", "compiled", "reason"),
     [
-        ((9, 0), "auto", "fused", torch.bfloat16, "bfloat16 autocast, plain kernels (the fused ones are for a CPU)"),
-        ((9, 0), "auto", "plain", torch.bfloat16, "bfloat16 autocast, plain kernels"),
-        ((9, 0), "float32", "plain", None, "float32 (asked for), plain kernels"),
-        ((7, 5), "auto", "plain", None, "float32 (the card has no native bfloat16), plain kernels"),
+        ((9, 0), "auto", "fused", torch.bfloat16, "grouped", True, GROUPED),
+        ((9, 0), "bfloat16", "fused", torch.bfloat16, "grouped", True, GROUPED),
+        (
+            (9, 0),
+            "auto",
+            "plain",
+            torch.bfloat16,
+            "plain",
+            False,
+            "bfloat16 autocast, plain kernels (asked for), not compiled",
+        ),
+        (
+            (9, 0),
+            "float32",
+            "plain",
+            None,
+            "plain",
+            False,
+            "float32 (asked for), plain kernels (asked for), not compiled",
+        ),
+        (
+            (9, 0),
+            "float32",
+            "fused",
+            None,
+            "plain",
+            True,
+            f"float32 (asked for), {FOR_CPU}, a loop over experts (grouped products need bfloat16), {LOOP}",
+        ),
+        *(
+            (
+                capability,
+                "auto",
+                "fused",
+                torch.bfloat16,
+                "plain",
+                True,
+                f"bfloat16 autocast, {FOR_CPU}, a loop over experts (grouped products are slow or wrong at compute "
+                f"capability {capability[0]}.{capability[1]}), {LOOP}",
+            )
+            for capability in ((8, 0), (8, 9), (10, 0), (12, 0))
+        ),
+        (
+            (7, 5),
+            "auto",
+            "fused",
+            None,
+            "plain",
+            True,
+            f"float32 (the card has no native bfloat16), {FOR_CPU}, a loop over experts "
+            f"(grouped products need bfloat16), {LOOP}",
+        ),
     ],
 )
-def test_a_gpu_takes_plain_kernels(
-    monkeypatch: pytest.MonkeyPatch, capability: Any, dtype: Any, kernels: Any, autocast: Any, reason: str
+def test_a_gpu_takes_plain_kernels_and_grouped_experts_where_those_are_fast_and_right(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: Any,
+    dtype: Any,
+    kernels: Any,
+    autocast: Any,
+    built: str,
+    compiled: bool,
+    reason: str,
 ) -> None:
     gpu(monkeypatch, capability)
     compute = choose_compute("auto", dtype, kernels)
-    assert (compute.device.type, compute.autocast, compute.kernels) == ("cuda", autocast, "plain")
+    assert (compute.device.type, compute.autocast, compute.kernels) == ("cuda", autocast, built)
+    assert compute.compile is compiled
     assert compute.reason == f"Card, {reason}"
 
 
-def test_bfloat16_is_refused_where_it_is_slow_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"recipe\.dtype: 'bfloat16' is not accepted on a CPU"):
-        choose_compute("cpu", "bfloat16")
+@pytest.mark.parametrize(("avx512", "amx"), [(False, False), (True, False), (False, True)])
+def test_bfloat16_on_a_cpu_needs_instructions_for_it(monkeypatch: pytest.MonkeyPatch, avx512: bool, amx: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    if not (avx512 or amx):
+        with pytest.raises(ConfigError) as caught:
+            choose_compute("cpu", "bfloat16")
+        assert str(caught.value) == (
+            "recipe.dtype: 'bfloat16' is not accepted on a CPU without AVX512-BF16 or AMX (10 to 20 times slower "
+            "there); expected 'auto' or 'float32'"
+        )
+        return
+    compute = choose_compute("cpu", "bfloat16")
+    assert (compute.autocast, compute.kernels, compute.compile) == (torch.bfloat16, "plain", False)
+    assert compute.reason == "CPU (asked for), bfloat16 autocast, plain kernels (the fused ones are for float32)"
+    assert choose_compute("cpu", "auto").autocast is None
+
+
+def test_bfloat16_is_refused_on_a_card_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, (7, 5))
     with pytest.raises(ConfigError, match=r"recipe\.dtype: 'bfloat16' is not accepted on Card; expected 'auto' or"):
         choose_compute("cuda", "bfloat16")
+
+
+def test_a_cpu_needs_nothing_to_be_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only: asked.append((mode, warn_only))
+    )
+    make_repeatable(choose_compute("cpu", "auto"))
+    assert not asked
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    gpu(monkeypatch, (9, 0))
+    make_repeatable(choose_compute("cuda", "auto"))
+    assert asked == [(True, True)] and torch.utils.deterministic.fill_uninitialized_memory is False
+
+
+def test_put_keeps_the_values() -> None:
+    array = np.arange(6).reshape(2, 3)
+    assert put(array, torch.device("cpu")).tolist() == array.tolist()

@@ -104,7 +104,7 @@ def test_make_targets_exist() -> None:
     for words in calls:
         for word in words:
             assert word in phony.split() or word.partition("=")[0] in variables, f"make {' '.join(words)}"
-    assert set(phony.split()) == set(re.findall(r"^([a-z]+):", makefile, re.M))
+    assert set(phony.split()) == set(re.findall(r"^([a-z-]+):", makefile, re.M))
 
 
 def test_study_files_are_valid() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -13,14 +14,17 @@ import numpy as np
 import pytest
 from scipy import stats as oracle
 
+from equipoise.comparisons import contrast_pairs
 from equipoise.config import digest, dump
+from equipoise.errors import ConfigError
 from equipoise.files import write_json
 from equipoise.lock import lock_study, locked_runs, note_finished
 from equipoise.matching import resolve_arms
 from equipoise.record import append_row, finish_run, start_run, write_losses
 from equipoise.report.details import components_table
-from equipoise.results import collect, contrast_pairs, write_results
-from equipoise.spec.claims import EquivalentClaim, LowerClaim
+from equipoise.report.markdown import render_markdown
+from equipoise.results import collect, write_results
+from equipoise.spec.claims import EquivalentClaim, FasterClaim, LowerClaim, RoutingClaim, TrendClaim
 from equipoise.spec.run import RunConfig
 from equipoise.spec.study import StudySpec
 
@@ -278,6 +282,132 @@ def test_what_was_added_before_any_run_finished_is_declared(tiny: Any, tmp_path:
     make(tmp_path, tiny, tiny.spec, **{f"{arm}_{seed}": "missing" for arm in ("moe", "dense") for seed in (0, 1, 2)})
     found = collect(make(tmp_path, tiny, dataclasses.replace(tiny.spec, seeds=(0, 1, 2, 3))))
     assert not any(row["post_hoc"] for table in ("table", "gaps", "runs") for row in found[table])
+
+
+# ------------------------------------------------------------------------------------------------ over budgets
+
+SHARES = {0: [(0.6, 1.0), (0.5, 2.0)], 5: [(0.95, 1.0), (0.7, 3.0)], 10: [(0.7, 1.0), (0.6, 2.0)]}
+"""At steps of a training: `topk_share` and `log_z` of two layers."""
+
+
+def wider(tiny: Any) -> StudySpec:
+    """Three budgets and a claim of every kind that does not need them all equal."""
+    claims = (
+        *tiny.spec.claims,
+        TrendClaim(id="grows", left="moe", right="dense", direction="grows"),
+        FasterClaim(id="faster", left="moe", right="dense"),
+        RoutingClaim(
+            id="early", arm="moe", metric="topk_share", direction="above", threshold=0.9, layers="max", at_frac=0.45
+        ),
+        RoutingClaim(id="late", arm="moe", metric="log_z", direction="below", threshold=2.0, budget=5120),
+    )
+    return dataclasses.replace(tiny.spec, budgets=(5120, 10240, 20480), claims=claims)
+
+
+def loss_of(arm: str, seed: int, budget: int) -> float:
+    """dense falls by 0.1 a doubling; moe leads by 0.02 at first, and by 0.05 (and a little by the seed) more each."""
+    doublings = {5120: 0, 10240: 1, 20480: 2}[budget]
+    lead = 0.02 + (0.05 + 0.001 * seed) * doublings if arm == "moe" else 0.0
+    return 3.0 + 0.1 * seed - 0.1 * doublings - lead
+
+
+def widely(study: Path, tiny: Any, spec: StudySpec) -> Path:
+    """The study above run, with routing that changes and losses per document."""
+    models = {name: arm.model for name, arm in resolve_arms(spec.arms, tiny.dataset.vocab_size, 256).items()}
+    for run in locked_runs(lock_study(study, spec, models, tiny.dataset, "equipoise run tiny")):
+        directory = study / run.folder
+        if directory.exists():
+            continue
+        loss = loss_of(run.arm, run.seed, run.budget)
+        moe = run.arm == "moe"
+        layers = {
+            step: [{**layer(False), "topk_share": share, "log_z": z} for share, z in values] if moe else []
+            for step, values in SHARES.items()
+        }
+        write_run(
+            directory, run, tokens=2 * run.budget, val_loss=loss, best_val_loss=loss, val_bpb=loss, routing=layers[10]
+        )
+        (directory / "summary.json").unlink()
+        (directory / "metrics.jsonl").unlink()
+        for step, rows_ in layers.items():
+            row = {"kind": "eval", "step": step, "tokens": 512 * step, "flops": step, "loss": 3.0, "elapsed_s": 0.1}
+            append_row(directory / "metrics.jsonl", {**row, "routing": rows_})
+        nats = np.array([4.0, 8.0, 2.0]) * loss
+        units = {"unit_tokens_U": np.array([4, 8, 2]), "unit_document_U": np.array([0, 1, 2])}
+        write_losses(
+            directory, {"final_loss_U": nats, "best_loss_U": nats, "unit_bytes_U": np.array([9, 9, 9]), **units}
+        )
+        finish_run(directory, summary_of(run, loss, layers[10]))
+    note_finished(study)
+    return study
+
+
+def summary_of(run: RunConfig, loss: float, routing: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "status": "complete", "digest": digest(run), "val_loss": loss, "best_val_loss": loss, "val_bpb": loss,
+        "epochs": 0.5, "routing": routing, "best_routing": routing, "collapsed": False, "best_collapsed": False,
+        "resumed_elsewhere": [], "init": {}, "message": None, "tokens": 2 * run.budget,
+    }  # fmt: skip
+
+
+def test_every_kind_of_claim_is_judged_from_run_directories(tiny: Any, tmp_path: Path) -> None:
+    found = collect(widely(tmp_path, tiny, wider(tiny)))
+    claims = {claim["id"]: claim for claim in found["claims"]}
+    slope = claims["grows"]["contrasts"][0]
+    assert [slope["per_seed"][seed] * math.log(2) for seed in ("0", "1", "2")] == pytest.approx([0.05, 0.051, 0.052])
+    assert (claims["grows"]["verdict"], slope["budget"], slope["budgets"]) == ("supported", None, [5120, 10240, 20480])
+    assert slope["expected_n"] == 3 and slope["dropped"] == []
+    # dense ends at 2.8 (+ 0.1 a seed); moe is at 2.98 and 2.83, then 2.68: it gets there in 1 + 0.03/0.15 doublings
+    ratio = claims["faster"]["contrasts"][0]["per_seed"]["0"]
+    assert ratio == pytest.approx((1 + 0.03 / 0.15 - 2) * math.log(2)) and claims["faster"]["verdict"] == "supported"
+    assert claims["early"]["contrasts"][0]["per_seed"] == dict.fromkeys("012", 0.95)  # step 5 is nearest to 4.5
+    assert claims["late"]["contrasts"][0]["mean"] == pytest.approx(1.5)
+    assert claims["late"]["contrasts"][0]["right"] is None and claims["late"]["matches"] == []
+    assert {claim["verdict"] for claim in claims.values()} == {"supported"}
+    write_results(tmp_path, found)
+    shown = render_markdown({**found, "routing": []})
+    for claim in ("the lead of moe over dense in validation loss grows", "moe reaches the same loss with fewer tokens"):
+        assert claim in shown
+    assert "topk\\_share of moe (largest of any layer, after 45 % of training) lies above 0.9" in shown
+    assert "below the measured range" in shown
+
+
+def test_kinds_added_after_the_first_run_are_post_hoc(tiny: Any, tmp_path: Path) -> None:
+    spec = wider(tiny)
+    widely(tmp_path, tiny, dataclasses.replace(spec, claims=spec.claims[:2]))
+    found = collect(widely(tmp_path, tiny, spec))
+    assert found["post_hoc"]["claims"] == ["faster", "early", "late"]
+    assert [claim["post_hoc"] for claim in found["claims"]] == [False, False, True, True, True]
+    changed = dataclasses.replace(spec.claims[1], direction="narrows")
+    with pytest.raises(ConfigError, match=r"claims\.grows\.direction: \"?grows\"? → \"?narrows\"?"):
+        widely(tmp_path, tiny, dataclasses.replace(spec, claims=(spec.claims[0], changed, *spec.claims[2:])))
+
+
+def test_crossovers_and_the_interval_over_documents_come_with_the_gaps(tiny: Any, tmp_path: Path) -> None:
+    found = collect(widely(tmp_path, tiny, wider(tiny)))
+    (row,) = rows(found, "crossovers", metric="val_loss")
+    assert row["where"] == dict.fromkeys((0, 1, 2), "below") and row["median"] is None  # it led all along
+    for gap in found["gaps"]:
+        own = gap["validation_sampling"]
+        if gap["metric"] == "val_bpb":
+            assert own is None
+        else:  # every document has the same loss per token: resampling them changes nothing
+            assert (own["ci_low"], own["ci_high"]) == pytest.approx((gap["mean"], gap["mean"]))
+            assert own["num_documents"] == 3
+
+
+def test_tokens_per_expert_and_the_match_without_embeddings(tiny: Any, tmp_path: Path) -> None:
+    found = collect(make(tmp_path, tiny, tiny.spec))
+    moe, dense = found["arms"]
+    assert (moe["tokens_per_expert"], dense["tokens_per_expert"]) == ({"5120": 5120 * 2 / 3}, {"5120": 5120.0})
+    (match,) = found["claims"][0]["matches"]
+    without = dense["params"]["active_nonembedding"] / moe["params"]["active_nonembedding"] - 1
+    assert match["residual_nonembedding"] == dense["match"]["residual_nonembedding"] == pytest.approx(without)
+    assert (match["arm"], match["to"], match["on"]) == ("dense", "moe", "active_params")
+    assert match["holds_nonembedding"] == (abs(without) <= 0.05) and abs(without) > abs(match["residual"])
+    shown = render_markdown({**found, "routing": []})
+    assert "residual without embeddings" in shown and "tokens per expert at 5.12k" in shown
+    assert "with embeddings not counted" in shown
 
 
 # ------------------------------------------------------------------------------------------------ broken runs

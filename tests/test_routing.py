@@ -62,6 +62,13 @@ def test_collapsed_from_nine_tenths_on_the_k_busiest(counts: list[int], top_k: i
     assert diagnose(np.array(counts), 0.0, 0.0, top_k)["collapsed"] is collapsed
 
 
+@pytest.mark.parametrize("counts", [[3, 1], [4]])
+def test_a_router_without_probabilities_has_counts_and_nothing_else(counts: list[int]) -> None:
+    found, known = diagnose(np.array(counts), None, None, 1), diagnose(np.array(counts), 0.5, 2.0, 1)
+    assert found["router_entropy"] is found["log_z"] is None
+    assert {**found, "router_entropy": 0, "log_z": 0} == {**known, "router_entropy": 0, "log_z": 0}
+
+
 def test_a_single_expert_is_used_evenly() -> None:
     found = diagnose(np.array([5]), 0.0, 1.0, 1)
     assert found["usage_entropy"] == found["router_entropy"] == 1.0 and found["max_vio"] == 0.0

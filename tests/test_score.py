@@ -31,7 +31,8 @@ def bpe_tokenizer() -> TextTokenizer:
 
 
 def make(kind: str, vocab_size: int, **fields: Any) -> Transformer:
-    ffn = DenseFFN(d_ff=24) if kind == "dense" else MoEFFN(num_experts=3, top_k=2, d_expert=16)
+    router: Any = kind if kind in ("frozen", "hash", "random") else "learned"
+    ffn = DenseFFN(d_ff=24) if kind == "dense" else MoEFFN(num_experts=3, top_k=2, d_expert=16, router=router)
     sizes = {"num_layers": 2, "num_heads": 2, "d_model": 24, "init_std": 0.2}
     return build(ModelConfig(**{**sizes, "vocab_size": vocab_size, "ffn": ffn, **fields}), seed=5)  # type: ignore[arg-type]
 
@@ -54,7 +55,7 @@ def rolling(model: Transformer, tokenizer: TextTokenizer, texts: list[str], cont
     return math.fsum(text_nats + end_nats) / num_tokens, math.fsum(text_nats) / math.log(2) / num_bytes
 
 
-@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("kind", ["dense", "moe", "hash", "random"])
 @pytest.mark.parametrize("context", [7, 64])
 def test_the_rolling_oracle(bpe_tokenizer: TextTokenizer, kind: str, context: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(scoring, "FORWARD_TOKENS", 50)  # several passes, rows of different lengths in one

@@ -1,4 +1,4 @@
-"""`stats` against scipy, closed forms at two degrees of freedom, textbook Holm, closed testing, simulated studies."""
+"""`stats` against scipy, closed forms at two degrees of freedom, textbook Holm, closed testing, walks along curves."""
 
 from __future__ import annotations
 
@@ -223,53 +223,50 @@ def test_holm_works_along_the_last_axis() -> None:
     assert rows.tolist() == [[0.01, 0.04, 0.03], [0.5, 0.001, 0.2]]
 
 
-# ------------------------------------------------------------------------------------------------ simulated studies
-
-STUDIES = 100_000
-SEEDS = 3
+# ------------------------------------------------------------------------------------------------ over budgets
 
 
-def simulate(gap: float, num_claims: int = 1) -> tuple[stats.Array, stats.Array]:
-    """Mean and sd of left − right, each [STUDIES, num_claims]: noise of the seed in both arms, and of each run."""
-    rng = np.random.default_rng(20260513)
-    shape = (STUDIES, num_claims, SEEDS)
-    shared = rng.normal(0.0, 0.03, size=(STUDIES, 1, SEEDS))
-    right = 1.6 + shared + rng.normal(0.0, 0.01, size=(STUDIES, 1, SEEDS))  # one reference arm for all claims
-    left = 1.6 + gap + shared + rng.normal(0.0, 0.02, size=shape)
-    return (left - right).mean(axis=-1), (left - right).std(axis=-1, ddof=1)
+@settings(max_examples=40)
+@given(ys=st.lists(st.floats(-5, 5), min_size=3, max_size=3))
+def test_a_line_is_scipys(ys: list[float]) -> None:
+    x = [0.3, 1.1, 4.7]
+    oracle = scipy_stats.linregress(x, ys)
+    slope, height = stats.fit_line(x, ys)
+    assert (slope, height) == (pytest.approx(oracle.slope, abs=1e-12), pytest.approx(sum(ys) / 3, abs=1e-12))
+    both, _ = stats.fit_line(x, [ys, ys[::-1]])
+    assert both.tolist() == pytest.approx([oracle.slope, scipy_stats.linregress(x, ys[::-1]).slope], abs=1e-12)
 
 
-def test_intervals_cover_the_truth_95_times_in_100() -> None:
-    rng = np.random.default_rng(1)
-    differences = rng.normal(-0.05, 0.02, size=(20_000, SEEDS))
-    covered = 0
-    for row in differences:
-        contrast = stats.paired_contrast(dict(enumerate(row)), dict.fromkeys(range(SEEDS), 0.0))
-        assert contrast.ci_low is not None and contrast.ci_high is not None
-        covered += contrast.ci_low <= -0.05 <= contrast.ci_high
-    assert covered / 20_000 == pytest.approx(0.95, abs=0.01)
+def test_a_line_needs_two_places() -> None:
+    with pytest.raises(
+        ValueError, match=r"^line: x = \[2.0, 2.0\] is not accepted; expected two different values or more$"
+    ):
+        stats.fit_line([2.0, 2.0], [1.0, 3.0])
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.02])
-def test_lower_at_the_border_of_its_null_is_rarely_supported(margin: float) -> None:
-    mean, sd = simulate(-margin)
-    for test in (stats.p_below, stats.p_above):
-        rate = np.mean(test(mean, sd, SEEDS, -margin) <= 0.05)
-        assert 0.045 <= rate <= 0.055
+def reach_slowly(x: list[float], y: list[float], target: float) -> float | None:
+    """A hundred thousand steps along the curve."""
+    for place in np.linspace(x[0], x[-1], 100_001):
+        if np.interp(place, x, y) <= target:
+            return float(place)
+    return None
 
 
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_equivalence_at_its_border_is_rarely_claimed_and_rarely_refuted(sign: float) -> None:
-    mean, sd = simulate(sign * 0.1)
-    assert 0.045 <= np.mean(stats.p_within(mean, sd, SEEDS, 0.1) <= 0.05) <= 0.055
-    assert np.mean(stats.p_outside(mean, sd, SEEDS, 0.1) <= 0.05) <= 0.055
+@settings(max_examples=25)
+@given(y=st.lists(st.floats(0, 5), min_size=4, max_size=4), target=st.floats(0.5, 4.5))
+def test_first_reach_is_a_walk_along_the_curve(y: list[float], target: float) -> None:
+    x = [1.0, 1.5, 3.0, 4.0]
+    found, bound = stats.first_reach(x, y, target)
+    slowly = reach_slowly(x, y, target)
+    if slowly is None:
+        assert math.isnan(found) or np.interp(float(found), x, y) == pytest.approx(target, abs=1e-9)
+    else:
+        assert found == pytest.approx(slowly, abs=4e-5)
+    assert bound == (y[0] < target)
 
 
-def test_a_family_of_five_has_one_error_rate() -> None:
-    """All five nulls true, and two of five true beside three real gaps: no true null falls more often than 5.5 %."""
-    mean, sd = simulate(0.0, num_claims=5)
-    assert np.mean((stats.holm(stats.p_below(mean, sd, SEEDS, 0.0)) <= 0.05).any(axis=-1)) <= 0.055
-    mean = mean + np.array([-5.0, -5.0, -5.0, 0.0, 0.0])
-    adjusted = stats.holm(stats.p_below(mean, sd, SEEDS, 0.0))
-    assert np.mean((adjusted[:, 3:] <= 0.05).any(axis=-1)) <= 0.055
-    assert np.mean(adjusted[:, :3] <= 0.05) > 0.99
+def test_first_reach_works_on_arrays_of_curves() -> None:
+    x, y = [0.0, 1.0, 2.0], [[5.0, 3.0, 2.0], [1.0, 3.0, 2.0], [2.0, 3.0, 2.0], [5.0, 4.0, 3.0]]
+    found, bound = stats.first_reach(x, y, [4.0, 2.0, 2.0, 2.5])
+    assert found[:3].tolist() == [0.5, 0.0, 0.0] and math.isnan(found[3])
+    assert bound.tolist() == [False, True, False, False]

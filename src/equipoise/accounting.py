@@ -25,11 +25,12 @@ class ParamCount:
     attention: int
     """L · (2·D·N·H + 2·D·M·H): query, key, value and output projections."""
     router: int
-    """L · E·D; 0 for a dense model."""
+    """L · E·D, trained or frozen; 0 for a dense model and for hash and random routers. The bias per expert that
+    balances without a loss is moved by a rule, not trained: it is state of the model and no parameter."""
     ffn: int
-    """L · 3·D·F of the dense layers; 0 for a routed model."""
+    """L · 3·D·F of the dense layers; of a routed model its shared experts, L · num_shared_experts · 3·D·F."""
     experts: int
-    """L · E · 3·D·F of all experts; 0 for a dense model."""
+    """L · E · 3·D·F of all routed experts; 0 for a dense model."""
     active_experts: int
     """L · K · 3·D·F: what one token passes through; part of `experts`."""
     norms: int
@@ -42,7 +43,8 @@ class ParamCount:
 
     @property
     def active(self) -> int:
-        """`active_params`: used by one token's forward pass: K of E experts, all else in full (Mixtral's way)."""
+        """`active_params`: used by one token's forward pass: K of E experts, all else in full (Mixtral's way), shared
+        experts too."""
         return self.total - self.experts + self.active_experts
 
     @property
@@ -75,9 +77,9 @@ class FlopCount:
     attention_scores: int
     """L · 4·S·N·H: queries times keys, probabilities times values."""
     router: int
-    """The router's D × E product; 0 for a dense model."""
+    """The router's D × E product; 0 without router weights."""
     ffn: int
-    """The dense layer, or the K experts a token passes through."""
+    """The dense layer, or the K routed and the shared experts a token passes through."""
     head: int
     """2·D·V, tied or not."""
 
@@ -88,7 +90,10 @@ class FlopCount:
 
     @property
     def training(self) -> int:
-        """`flops_per_token`: 3 × forward, because the backward pass makes two products for each forward one."""
+        """`flops_per_token`: 3 × forward, because the backward pass makes two products for each forward one.
+
+        Also for a frozen router, of which only one of the two is made: a control costs what it stands in for.
+        """
         return 3 * self.forward
 
     @property
@@ -115,14 +120,15 @@ def count_params(model: ModelConfig) -> ParamCount:
     model = _closed(model)
     layers, width, ffn = model.num_layers, model.d_model, model.ffn
     swiglu = 3 * width * ffn.width  # w_gate, w_up, w_down
-    dense = isinstance(ffn, DenseFFN)
     num_experts, top_k = (0, 0) if isinstance(ffn, DenseFFN) else (ffn.num_experts, ffn.top_k)
+    every_token = 1 if isinstance(ffn, DenseFFN) else ffn.num_shared_experts
+    router_rows = 0 if isinstance(ffn, DenseFFN) or not ffn.router_has_weights else ffn.num_experts
     return ParamCount(
         embedding=model.vocab_size * width,
         head=0 if model.tie_embeddings else model.vocab_size * width,
         attention=layers * _attention_weights(model),
-        router=layers * num_experts * width,
-        ffn=layers * swiglu if dense else 0,
+        router=layers * router_rows * width,
+        ffn=layers * every_token * swiglu,
         experts=layers * num_experts * swiglu,
         active_experts=layers * top_k * swiglu,
         norms=(2 * layers + 1) * width,
@@ -147,6 +153,16 @@ def count_flops(model: ModelConfig, seq_len: int) -> FlopCount:
         ffn=2 * (params.ffn + params.active_experts),
         head=2 * model.vocab_size * model.d_model,
     )
+
+
+def tokens_per_expert(model: ModelConfig, tokens: float) -> float:
+    """Tokens one expert sees on average when `tokens` pass through: tokens · K ÷ E; a dense layer sees all of them.
+
+    >>> tokens_per_expert(ModelConfig(num_layers=1, num_heads=1, d_model=8, ffn=DenseFFN(d_ff=8)), 1000)
+    1000.0
+    """
+    ffn = model.ffn
+    return float(tokens) if isinstance(ffn, DenseFFN) else tokens * ffn.top_k / ffn.num_experts
 
 
 def _attention_weights(model: ModelConfig) -> int:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from equipoise.errors import IntegrityError, ResourceError
 from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, sync_folder, write_json
+from equipoise.optim import AdamW
 
 SCHEMA_VERSION = 1
 FILES = ("model.safetensors", "optim.safetensors", "state.json")
@@ -36,7 +37,7 @@ class TrainState:
     run: str
     """Digest of the RunConfig it belongs to."""
     model: dict[str, Tensor]
-    """Weights by parameter name, as the bare model names them."""
+    """Weights by name, as the bare model names them, the biases of routers balanced by them included."""
     optim: dict[str, Tensor]
     """AdamW state as `<parameter>/<field>`."""
     state: dict[str, Any]
@@ -170,7 +171,7 @@ def restore_model(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
     model.load_state_dict(tensors)
 
 
-def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: torch.nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     """The optimizer's state keyed `<parameter>/<field>`; parameters without state yet are left out."""
     return {
         f"{name}/{field}": value
@@ -179,15 +180,15 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
     }
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimizer(model: torch.nn.Module, optimizer: AdamW, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` returned; IntegrityError when a parameter it names is not in the model."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, field = key.rpartition("/")
         if name not in parameters:
             raise IntegrityError(f"optim.safetensors: {name!r} is no parameter of this model")
-        device = "cpu" if field == "step" and not optimizer.defaults.get("fused") else parameters[name].device
-        optimizer.state[parameters[name]][field] = value.to(device)
+        device = "cpu" if field == "step" and not optimizer.fused else parameters[name].device
+        optimizer.state.setdefault(parameters[name], {})[field] = value.to(device)
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -8,13 +8,19 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
+from numpy.typing import NDArray
 
 from equipoise import __version__
 from equipoise.errors import ConfigError
-from equipoise.spec.recipe import Kernels, Recipe
+from equipoise.spec.recipe import Kernels, ModelKernels, Recipe
+
+GROUPED_MAJOR: Final = 9
+"""Major compute capability of the cards whose experts are computed in grouped products: Hopper alone. Before it torch's
+kernel falls back to a loop that waits for the device (pytorch/pytorch #169970, slow on an A100: #186615), from 12 on it
+does so without #184334, and on 10 it gives an expert without tokens a gradient that is not zero (#172439)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +31,12 @@ class Compute:
     """Where weights and tokens live."""
     autocast: torch.dtype | None
     """Compute dtype of the forward pass; None = float32. Weights, router and losses are float32 always."""
-    kernels: Kernels
-    """The passes that models are built with."""
+    kernels: ModelKernels
+    """What models are built with."""
+    compile: bool
+    """Whether to compile the losses of a training step, where the model is one graph (`equipoise.compiled`)."""
     reason: str
-    """Why these, for people."""
+    """Why these, for people; the same for every model."""
 
 
 def choose_compute(
@@ -36,34 +44,81 @@ def choose_compute(
 ) -> Compute:
     """Resolve `auto`: a GPU when there is one, bfloat16 there when the card has it, float32 on a CPU.
 
-    The fused kernels are written for a CPU; on a GPU they give way to the plain ones, and the reason says so.
+    The fused kernels are written for float32 on a CPU; elsewhere they give way to the plain ones, on a Hopper card in
+    bfloat16 with experts in grouped products, and the reason says so. `kernels = "plain"` is the definitions alone
+    everywhere, and nothing is compiled.
 
-    Raises ConfigError for a GPU that is absent, and for bfloat16 on a CPU (measured 10 to 20 times slower than float32
-    on CPUs without native support) or on a card without it.
+    Raises ConfigError for a GPU that is absent, and for bfloat16 on a CPU or a card without instructions for it
+    (measured 10 to 20 times slower than float32 on such a CPU).
     """
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise ConfigError("--device cuda: no CUDA device is visible to torch; expected cpu or auto")
     if device == "cpu" or not available:
-        if dtype == "bfloat16":
-            raise ConfigError(
-                "recipe.dtype: 'bfloat16' is not accepted on a CPU (10 to 20 times slower there); "
-                "expected 'auto' or 'float32'"
-            )
-        why = "asked for" if device == "cpu" else "no CUDA device is visible to torch"
-        reason = f"CPU ({why}), float32, {kernels} kernels"
-        return Compute(device=torch.device("cpu"), autocast=None, kernels=kernels, reason=reason)
-    name = torch.cuda.get_device_name()
-    plain = "plain kernels" + (" (the fused ones are for a CPU)" if kernels == "fused" else "")
-    cuda = torch.device("cuda")
-    native = torch.cuda.get_device_capability() >= (8, 0)
+        return _choose_cpu(dtype, kernels, "asked for" if device == "cpu" else "no CUDA device is visible to torch")
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    native = capability >= (8, 0)
     if dtype == "bfloat16" and not native:
         raise ConfigError(f"recipe.dtype: 'bfloat16' is not accepted on {name}; expected 'auto' or 'float32'")
-    if dtype == "float32" or not native:
-        why = "asked for" if dtype == "float32" else "the card has no native bfloat16"
-        return Compute(device=cuda, autocast=None, kernels="plain", reason=f"{name}, float32 ({why}), {plain}")
-    reason = f"{name}, bfloat16 autocast, {plain}"
-    return Compute(device=cuda, autocast=torch.bfloat16, kernels="plain", reason=reason)
+    half = native and dtype != "float32"
+    why_float32 = "asked for" if dtype == "float32" else "the card has no native bfloat16"
+    precision = "bfloat16 autocast" if half else f"float32 ({why_float32})"
+    if kernels == "plain":
+        how = "plain kernels (asked for), not compiled"
+    elif half and capability[0] == GROUPED_MAJOR:
+        how = "plain kernels (the fused ones are for a CPU), experts in grouped products, steps compiled"
+    else:
+        why = f"grouped products are slow or wrong at compute capability {capability[0]}.{capability[1]}"
+        why = why if half else "grouped products need bfloat16"
+        how = (
+            "plain kernels (the fused ones are for a CPU), "
+            f"a loop over experts ({why}), steps compiled but those of routed models"
+        )
+    grouped = kernels != "plain" and half and capability[0] == GROUPED_MAJOR
+    return Compute(
+        device=torch.device("cuda"),
+        autocast=torch.bfloat16 if half else None,
+        kernels="grouped" if grouped else "plain",
+        compile=kernels != "plain",
+        reason=f"{name}, {precision}, {how}",
+    )
+
+
+def _choose_cpu(dtype: Literal["auto", "float32", "bfloat16"], kernels: Kernels, why: str) -> Compute:
+    cpu = torch.device("cpu")
+    if dtype != "bfloat16":
+        reason = f"CPU ({why}), float32, {kernels} kernels"
+        return Compute(device=cpu, autocast=None, kernels=kernels, compile=False, reason=reason)
+    if not cpu_has_bfloat16():
+        raise ConfigError(
+            "recipe.dtype: 'bfloat16' is not accepted on a CPU without AVX512-BF16 or AMX (10 to 20 times slower "
+            "there); expected 'auto' or 'float32'"
+        )
+    plain = "plain kernels" + (" (the fused ones are for float32)" if kernels == "fused" else "")
+    reason = f"CPU ({why}), bfloat16 autocast, {plain}"
+    return Compute(device=cpu, autocast=torch.bfloat16, kernels="plain", compile=False, reason=reason)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 by instructions of its own, as torch sees it."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def make_repeatable(compute: Compute) -> None:
+    """Ask torch for algorithms that add in a fixed order on a GPU, so that a resumed run is the same run.
+
+    Attention's backward pass is the one of ours that has another; where torch has none it warns and goes on. A setting
+    of the process, as the number of threads is. On a CPU everything is repeatable at a fixed number of threads.
+    """
+    if compute.device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs a pass
+
+
+def put(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """`array` as a tensor on `device`; to a GPU from pinned memory, so that the copy is not waited for."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def environment(compute: Compute, recipe: Recipe) -> dict[str, Any]:

@@ -1,43 +1,41 @@
 """Where runs execute: child processes on this machine, a few at a time. Knows runs and exit codes, no training.
 
-A child is `python -m equipoise train <run directory> …`; the run directory holds its whole configuration and is the
-only thing that comes back. A failed child never stops the others.
+A child is `equipoise train <run directory> …`, forked where that can be done, else a new interpreter; the run directory
+holds its whole configuration and is the only thing that comes back. A failed child never stops the others.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from equipoise.config import dump
-from equipoise.errors import EquipoiseError, Interrupted
+from equipoise.errors import Interrupted
+from equipoise.forks import Child, Nursery, nursery
 from equipoise.record import last_row
-from equipoise.spec.model import ModelConfig
-from equipoise.spec.recipe import Recipe
 from equipoise.spec.run import RunConfig
+from equipoise.trunk import TrunkConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One run to execute."""
+    """One run, or one trunk, to execute."""
 
-    run: RunConfig
+    run: RunConfig | TrunkConfig
     """What to train."""
     directory: Path
-    """Its run directory; `config.json` is there already."""
+    """Its directory; `config.json` or `trunk.json` is there already."""
     log: Path
     """Where the child's output goes."""
+    num_runs: int = 1
+    """Runs that are finished when it is; of a trunk those that wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,78 +92,70 @@ def run_local(
     arguments: Sequence[str],
     on_event: Callable[[Event], None],
     stop: Stop,
+    follow: Callable[[Task], Sequence[Task]] = lambda _: (),
     poll_s: float = 0.25,
 ) -> dict[Path, int]:
     """Execute `tasks` in order, at most `num_jobs` at a time; returns the exit code per run directory.
+
+    `follow` is asked after each task that succeeded for those that it makes possible; they come last, because what
+    follows a trunk is short.
 
     `arguments` are appended to every child's command line. When `stop` is set no further task starts, the signal is
     passed on and the children are waited for (each saves itself and exits); a second signal kills them. Raises
     Interrupted then.
     """
     waiting = list(tasks)
-    running: list[tuple[Task, subprocess.Popen[bytes]]] = []
+    running: list[tuple[Task, Child]] = []
     codes: dict[Path, int] = {}
+    unfinished = sum(task.num_runs for task in tasks)
     passed_on = False
-    try:
-        while running or (waiting and not stop.number):
-            while waiting and len(running) < num_jobs and not stop.number:
-                task = waiting.pop(0)
-                running.append((task, _start(task, arguments)))
-                on_event(Event(kind="started", task=task))
-            if stop.number and not passed_on:
-                passed_on = True
-                for _, child in running:
-                    child.send_signal(stop.number)
-            if stop.count > 1:
-                break
-            for task, child in list(running):
-                code = child.poll()
-                if code is None:
-                    on_event(Event(kind="progress", task=task, row=last_row(task.directory / "metrics.jsonl")))
-                else:
-                    running.remove((task, child))
-                    codes[task.directory] = code
-                    on_event(Event(kind="finished", task=task, exit_code=code))
-            time.sleep(poll_s if running else 0)
-    finally:
-        for _, child in running:  # a second signal, or an error of ours: leave no orphan
-            child.kill()
-            child.wait()
+    with nursery() if len(tasks) > 1 else nullcontext() as forker:
+        try:
+            while running or (waiting and not stop.number):
+                while waiting and len(running) < num_jobs and not stop.number:
+                    task = waiting.pop(0)
+                    running.append((task, _start(task, arguments, forker)))
+                    on_event(Event(kind="started", task=task))
+                if stop.number and not passed_on:
+                    passed_on = True
+                    for _, child in running:
+                        child.send_signal(stop.number)
+                if stop.count > 1:
+                    break
+                for task, child in list(running):
+                    code = child.poll()
+                    if code is None:
+                        on_event(Event(kind="progress", task=task, row=last_row(task.directory / "metrics.jsonl")))
+                    else:
+                        running.remove((task, child))
+                        codes[task.directory] = code
+                        on_event(Event(kind="finished", task=task, exit_code=code))
+                        if code == 0:
+                            after = follow(task)
+                            waiting += after
+                            unfinished += sum(one.num_runs for one in after) - task.num_runs
+                time.sleep(poll_s if running else 0)
+        finally:
+            for _, child in running:  # a second signal, or an error of ours: leave no orphan
+                child.kill()
+                child.wait()
     if stop.number:
-        unfinished = len(tasks) - sum(code == 0 for code in codes.values())
         raise Interrupted(f"stopped; {unfinished} run(s) not finished, run again to go on", stop.number)
     return codes
 
 
-def _start(task: Task, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(task: Task, arguments: Sequence[str], forker: Nursery | None) -> Child:
+    """A child of its own session: a Ctrl-C in the terminal reaches the parent only, which passes it on once."""
     task.log.parent.mkdir(parents=True, exist_ok=True)
+    line = ["train", str(task.directory), *arguments]
+    child = forker.start(line, task.log) if forker else None
+    if child is not None:
+        return child
     with task.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "equipoise", "train", str(task.directory), *arguments],
+            [sys.executable, "-m", "equipoise", *line],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches the parent only, which passes it on once
+            start_new_session=True,
         )
-
-
-def default_jobs(threads: int) -> int:
-    """Runs at a time: one per `threads` cores; one where there is a GPU, which a run has for itself."""
-    if shutil.which("nvidia-smi"):
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads)
-
-
-def probe_steps(models: Mapping[str, ModelConfig], recipe: Recipe) -> dict[str, float]:
-    """Seconds of one update per model, measured in a child process, one after the other.
-
-    Raises EquipoiseError with what the child said when it fails.
-    """
-    request = json.dumps({"recipe": dump(recipe), "models": dump(models)})
-    command = [sys.executable, "-m", "equipoise", "step-time"]
-    child = subprocess.run(command, input=request, capture_output=True, text=True, encoding="utf-8", check=False)
-    if child.returncode:
-        said = child.stderr.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise EquipoiseError(f"the probe of one update failed: {said[0].removeprefix('error: ')}")
-    return dict(json.loads(child.stdout))

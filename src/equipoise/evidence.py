@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from equipoise.files import read_json
-from equipoise.lock import Lock, status
+from equipoise.lock import Lock, status, study_budget
 from equipoise.record import RunRecord, Status
 from equipoise.text import is_number
 
@@ -33,6 +36,7 @@ class Evidence:
     arm: str
     seed: int
     budget: int
+    """The study's, at which it is compared; its own may be another."""
     post_hoc: bool
     """Its arm, seed or budget was added after the first finished run."""
     status: Status
@@ -49,6 +53,8 @@ class Evidence:
     """`top_k`, `num_experts`, `points` along training, and `final`; of a complete run of a routed arm."""
     samples: tuple[dict[str, Any], ...] = ()
     """Texts of a complete run."""
+    losses: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Of a complete run, the arrays of `val_losses.safetensors`: loss per validation unit, and what the units are."""
 
     @property
     def place(self) -> dict[str, Any]:
@@ -64,21 +70,46 @@ class Evidence:
         """Whether the routing had collapsed in the weights that this metric was measured on."""
         return bool(self.summary.get("best_collapsed" if metric == "best_val_loss" else "collapsed"))
 
+    @property
+    def curve(self) -> dict[int, float]:
+        """Tokens trained → loss of the curve's evaluations."""
+        return {point["tokens"]: point["loss"] for point in self.points if is_number(point["loss"])}
+
+    def diagnostic(self, metric: str, layers: Literal["mean", "max"] = "mean", at_frac: float = 1.0) -> float | None:
+        """A routing diagnostic over the layers; None for a run without routing, or without this diagnostic.
+
+        At the end of training (`at_frac` 1) over the whole final evaluation; before it over the curve's evaluation
+        whose step is nearest to that share of the training, the earlier of two equally near.
+        """
+        if self.routing is None:
+            return None
+        rows = self.routing["final"]
+        if at_frac < 1 and self.routing["points"]:
+            points = self.routing["points"]
+            due = at_frac * points[-1]["step"]
+            rows = min(points, key=lambda point: abs(point["step"] - due))["layers"]
+        values = [row.get(metric) for row in rows]
+        if not values or not all(map(is_number, values)):
+            return None
+        return float(max(values) if layers == "max" else math.fsum(values) / len(values))
+
 
 def gather(directory: Path, lock: Lock) -> list[Evidence]:
     """Every run that the lock declares, in the study's order. Never fails for what lies in a run directory."""
     late = {kind: lock.post_hoc(kind) for kind in ("arms", "seeds", "budgets")}
-    return [_read(record, late) for record in status(directory, lock)]
+    budgets = study_budget(lock)
+    return [_read(record, late, budgets) for record in status(directory, lock)]
 
 
-def _read(record: RunRecord, late: Mapping[str, list[Any]]) -> Evidence:
+def _read(record: RunRecord, late: Mapping[str, list[Any]], budgets: Mapping[tuple[str, int], int]) -> Evidence:
     run = record.locked
     assert run is not None  # what `status` returns carries the locked run
+    budget = budgets[run.arm, run.budget]
     evidence = Evidence(
         arm=run.arm,
         seed=run.seed,
-        budget=run.budget,
-        post_hoc=run.arm in late["arms"] or run.seed in late["seeds"] or run.budget in late["budgets"],
+        budget=budget,
+        post_hoc=run.arm in late["arms"] or run.seed in late["seeds"] or budget in late["budgets"],
         status=record.status,
         message=record.fault,
     )
@@ -87,7 +118,7 @@ def _read(record: RunRecord, late: Mapping[str, list[Any]]) -> Evidence:
     try:
         whole = dataclasses.replace(evidence, **_content(record))
         json.dumps(dataclasses.asdict(whole), allow_nan=False)
-        return whole
+        return dataclasses.replace(whole, losses=record.losses()) if whole.complete else whole
     except Exception as error:  # whatever its files hold: one run must not hide the others
         return dataclasses.replace(evidence, status="broken", message=f"cannot be read: {_said(error)}")
 
@@ -116,10 +147,10 @@ def _content(record: RunRecord) -> dict[str, Any]:
     found["environments"] = tuple(dict(environment) for environment in _environments(record))
     if record.status == "diverged":
         return found
-    wrong = [name for name in (*METRICS, "epochs") if not is_number(summary[name])]
+    scored = ("selection_loss",) if record.locked is not None and record.locked.select else ()
+    wrong = [name for name in (*METRICS, "epochs", *scored) if not is_number(summary[name])]
     if wrong:
         raise ValueError(f"summary.json: {wrong[0]} = {summary[wrong[0]]!r}; expected a finite number")
-    record.losses()  # for whoever goes on from them; here only that they can be read
     found["samples"] = tuple({name: row[name] for name in ("step", "tokens", "prompt", "text")} for row in samples)
     if summary["routing"]:
         found["routing"] = _routing(record, evaluations)

@@ -5,6 +5,7 @@ Not for: points of the curve (`train`), means over seeds (`results`).
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from equipoise.accounting import count_flops, count_params
@@ -17,6 +18,7 @@ from equipoise.model.transformer import build, init_std
 from equipoise.record import WEIGHTS, count_spikes, finish_run, read_rows, write_losses
 from equipoise.score import Stopped
 from equipoise.session import Session
+from equipoise.trunk import read_branch
 
 
 def finish(session: Session) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def finish(session: Session) -> dict[str, Any]:
     """
     run, recipe, progress, directory = session.run, session.run.recipe, session.progress, session.directory
     windows = session.windows(recipe.eval_tokens)
+    began = time.perf_counter()
     try:
         final = best = session.score(session.model, windows)
         if progress.best_step != progress.step:
@@ -33,9 +36,13 @@ def finish(session: Session) -> dict[str, Any]:
             best_model = build(run.model, run.seed, session.compute.device, session.compute.kernels)
             restore_model(best_model, saved.model)
             best = session.score(best_model, windows)
+        selection = None
+        if run.select:
+            selection = session.score(session.model, session.windows(recipe.eval_tokens, "selection")).loss
     except Stopped:
         text = f"{directory}: stopped while scoring; all {progress.step} steps are saved, run again to go on"
         raise Interrupted(text, session.stop_signal()) from None
+    final_score_s = time.perf_counter() - began
     write_losses(
         directory,
         {
@@ -49,11 +56,13 @@ def finish(session: Session) -> dict[str, Any]:
     summary = {
         "status": "complete",
         **_facts(session),
+        "final_score_s": round(final_score_s, 3),
         "val_loss": final.loss,
         "val_bpb": final.bpb,
         "best_val_loss": best.loss,
         "best_val_bpb": best.bpb,
         "best_step": progress.best_step,
+        "selection_loss": selection,
         "val_targets": windows.num_targets,
         "val_targets_total": len(session.dataset.tokens(recipe.eval_split)),
         "floor": dump(windows.floor),
@@ -71,10 +80,11 @@ def finish(session: Session) -> dict[str, Any]:
 
 def finish_diverged(session: Session, message: str) -> dict[str, Any]:
     """Write and return the summary of a run that diverged: what was measured until then, no loss."""
-    losses = ("val_loss", "val_bpb", "best_val_loss", "best_val_bpb", "best_step", "val_targets", "val_targets_total")
+    losses = ("val_loss", "val_bpb", "best_val_loss", "best_val_bpb", "best_step", "selection_loss")
+    targets = ("val_targets", "val_targets_total")
     floors = ("floor", "curve_floor", "floor_reason")
     routing = {"routing": [], "best_routing": [], "collapsed": False, "best_collapsed": False}
-    nothing = dict.fromkeys((*losses, *floors))
+    nothing = dict.fromkeys((*losses, *targets, *floors, "final_score_s"))
     return finish_run(
         session.directory, {"status": "diverged", **_facts(session), **nothing, **routing, "message": message}
     )
@@ -91,6 +101,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "arm": run.arm,
         "seed": run.seed,
         "budget": run.budget,
+        "branched_from": read_branch(session.directory),
         "steps": progress.step,
         "tokens": tokens,
         "split": run.recipe.eval_split,
@@ -101,6 +112,8 @@ def _facts(session: Session) -> dict[str, Any]:
             name: getattr(params, name) for name in ("total", "active", "total_nonembedding", "active_nonembedding")
         },
         "train_s": round(progress.train_s, 3),
+        "eval_s": round(progress.eval_s, 3),
+        "sample_s": round(progress.sample_s, 3),
         "tokens_per_s": round(speed, 1) if speed else None,
         "peak_memory_bytes": peak_memory_bytes(session.compute),
         "num_spikes": count_spikes(losses),

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from equipoise.budgets import arm_budgets
 from equipoise.config import Table, differences, digest, dump, load
 from equipoise.data.dataset import Dataset
 from equipoise.errors import ConfigError, IntegrityError
@@ -21,6 +22,7 @@ from equipoise.record import RunRecord, read_run
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.run import RunConfig
 from equipoise.spec.study import StudySpec
+from equipoise.spec.sweep import family
 
 SCHEMA_VERSION: Final = 1
 GROWING: Final = ("seeds", "budgets", "claims", "arms")
@@ -64,13 +66,30 @@ class Lock:
 
 
 def expand(spec: StudySpec, models: Mapping[str, ModelConfig], data: str) -> tuple[RunConfig, ...]:
-    """Every run of the study, large budgets first (so that no long run is left for last), then seed by seed."""
+    """Every run of the study, large budgets first (so that no long run is left for last), then seed by seed.
+
+    An arm with a budget of its own trains on that; a member of a sweep is scored on the selection split too.
+    """
+    own = arm_budgets(spec, models)
     return tuple(
-        RunConfig(arm=name, seed=seed, budget=budget, model=models[name], recipe=spec.recipe, data=data)
+        RunConfig(
+            arm=name,
+            seed=seed,
+            budget=own[name, budget].asked,
+            model=models[name],
+            recipe=spec.recipe_of(name),
+            data=data,
+            select=family(name) is not None,
+        )
         for budget in sorted(spec.budgets, reverse=True)
         for seed in spec.seeds
         for name in spec.arms
     )
+
+
+def study_budget(lock: Lock) -> dict[tuple[str, int], int]:
+    """(arm, budget of a run of it) → the budget of the study at which that run is compared."""
+    return {(one.arm, one.asked): one.budget for one in arm_budgets(lock.study, lock.models).values()}
 
 
 def locked_runs(lock: Lock) -> tuple[RunConfig, ...]:

@@ -15,6 +15,7 @@ from equipoise.accounting import FlopCount, ParamCount, count_flops, count_param
 from equipoise.errors import ConfigError
 from equipoise.spec.model import ModelConfig, MoEFFN, Width, with_widths
 from equipoise.spec.study import Arm, Match, Quantity
+from equipoise.spec.sweep import standing_for
 
 WIDTH_STEP = 8
 """Widths move in steps of 8: grouped kernels need rows of 16 bytes, which is 8 numbers of bfloat16."""
@@ -55,7 +56,7 @@ def resolve_arms(arms: Mapping[str, Arm], vocab_size: int, seq_len: int) -> dict
         if arm.match is None:
             resolved[name] = _resolved(name, written[name], seq_len)
             continue
-        target = measure(written[arm.match.to], arm.match.on, seq_len)
+        target = measure(written[standing_for(arm.match.to, written)], arm.match.on, seq_len)
         try:
             model = solve(_with_vocab(arm.model, vocab_size), arm.match, target, seq_len)
         except ConfigError as error:

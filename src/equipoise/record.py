@@ -6,6 +6,7 @@ samples.jsonl             texts written along the way
 val_losses.safetensors    loss per validation unit, at the end and at the best step
 tokenizer.json            the tokenizer, so that the run can be sampled on its own
 environment.json          machine, versions, device and dtype with the reason
+branch.json               which checkpoint of a trunk it went on from (see `equipoise.trunk`); absent for most runs
 checkpoints/              see `equipoise.checkpoint`; may be deleted after completion
 summary.json              written last by rename: results, and size and SHA-256 of every other file
 """
@@ -35,7 +36,15 @@ WEIGHTS: Final = "checkpoints"
 ROW_FILES: Final = ("metrics.jsonl", "samples.jsonl")
 SPIKE_WINDOW: Final = 128
 SPIKE_SIGMAS: Final = 6.0
-MASKED_FIELDS: Final = ("elapsed_s", "tokens_per_s", "train_s", "peak_memory_bytes")
+MASKED_FIELDS: Final = (
+    "elapsed_s",
+    "tokens_per_s",
+    "train_s",
+    "eval_s",
+    "sample_s",
+    "final_score_s",
+    "peak_memory_bytes",
+)
 """Fields that measure the machine, not the model: they differ between two equal runs."""
 
 Status = Literal["missing", "started", "interrupted", "complete", "diverged", "broken"]

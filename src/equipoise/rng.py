@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-PURPOSES: Final = ("init", "data", "sample", "bootstrap", "grammar", "eval")
+PURPOSES: Final = ("init", "data", "sample", "bootstrap", "grammar", "eval", "router")
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:

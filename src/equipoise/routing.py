@@ -17,14 +17,17 @@ COLLAPSED_SHARE: Final = 0.9
 """A layer has collapsed when its K busiest experts take at least this share of the assignments."""
 
 
-def diagnose(counts_E: NDArray[Any], mean_router_entropy_nats: float, mean_log_z: float, top_k: int) -> dict[str, Any]:
+def diagnose(
+    counts_E: NDArray[Any], mean_router_entropy_nats: float | None, mean_log_z: float | None, top_k: int
+) -> dict[str, Any]:
     """Diagnostics of one layer over an evaluation, as plain Python numbers.
 
     With f_e = counts_e / Σ counts: `usage` f_e, `busiest_frac` max f_e (at most 1/K), `usage_variance` population
     variance of f_e, `load_cv` E·sd(f), `max_vio` E·max f − 1, `usage_entropy` H(f)/ln E, `router_entropy` mean token
     entropy of the router / ln E, `log_z` mean logsumexp, `dead` ids of experts without an assignment, `topk_share`
     share of the K busiest, `collapsed` whether that is ≥ 0.9 (never when K = E). With one expert, where ln E = 0, both
-    entropies are 1: its use is as even as can be. Raises ValueError when there is no assignment.
+    entropies are 1: its use is as even as can be. A router without probabilities (hash, random) has neither a token
+    entropy nor a logsumexp: None, and None back. Raises ValueError when there is no assignment.
 
     >>> diagnose(np.array([3, 1]), 0.5, 2.0, 1)["busiest_frac"]
     0.75
@@ -37,6 +40,9 @@ def diagnose(counts_E: NDArray[Any], mean_router_entropy_nats: float, mean_log_z
     entropy = abs(float(sum(f * math.log(f) for f in f_E.tolist() if f > 0)))  # abs: one expert alone gives 0, not -0
     topk_share = float(np.sort(counts)[::-1][:top_k].sum() / total)
     ln_E = math.log(num_experts)
+    router_entropy = mean_router_entropy_nats
+    if router_entropy is not None:
+        router_entropy = float(router_entropy) / ln_E if num_experts > 1 else 1.0
     return {
         "usage": f_E.tolist(),
         "busiest_frac": float(f_E.max()),
@@ -44,8 +50,8 @@ def diagnose(counts_E: NDArray[Any], mean_router_entropy_nats: float, mean_log_z
         "load_cv": float(num_experts * f_E.std()),
         "max_vio": float(num_experts * f_E.max() - 1),
         "usage_entropy": entropy / ln_E if num_experts > 1 else 1.0,
-        "router_entropy": float(mean_router_entropy_nats) / ln_E if num_experts > 1 else 1.0,
-        "log_z": float(mean_log_z),
+        "router_entropy": router_entropy,
+        "log_z": None if mean_log_z is None else float(mean_log_z),
         "dead": np.flatnonzero(counts == 0).tolist(),
         "topk_share": topk_share,
         "collapsed": top_k < num_experts and topk_share >= COLLAPSED_SHARE,

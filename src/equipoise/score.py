@@ -50,18 +50,25 @@ class _LayerSums:
     """Running sums of one layer's routing over real tokens."""
 
     counts_E: np.ndarray
-    entropy: float = 0.0
-    log_z: float = 0.0
+    top_k: int
+    entropy: float | None = 0.0
+    """None, as `log_z`, of a router without probabilities."""
+    log_z: float | None = 0.0
     num_tokens: int = 0
 
     def add(self, routing: Routing, real_T: torch.Tensor) -> None:
-        probs_TE = routing.probs_TE[real_T].double()
-        self.counts_E += np.bincount(
-            routing.expert_ids_TK[real_T].flatten().cpu().numpy(), minlength=len(self.counts_E)
-        )
-        self.entropy += float(torch.special.entr(probs_TE).sum())
+        ids_TK = routing.expert_ids_TK[real_T]
+        self.counts_E += np.bincount(ids_TK.flatten().cpu().numpy(), minlength=len(self.counts_E))
+        self.num_tokens += len(ids_TK)
+        if routing.probs_TE is None or routing.logits_TE is None or self.entropy is None or self.log_z is None:
+            self.entropy = self.log_z = None
+            return
+        self.entropy += float(torch.special.entr(routing.probs_TE[real_T].double()).sum())
         self.log_z += float(torch.logsumexp(routing.logits_TE[real_T].double(), dim=-1).sum())
-        self.num_tokens += len(probs_TE)
+
+    def diagnosed(self) -> dict[str, Any]:
+        entropy, log_z = (None if v is None else v / self.num_tokens for v in (self.entropy, self.log_z))
+        return diagnose(self.counts_E, entropy, log_z, self.top_k)
 
 
 @torch.no_grad()
@@ -73,7 +80,7 @@ def evaluate(
     autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Score every window once, in order, without dropping a token; padding counts nowhere.
+    """Score every window once, in order, without dropping a token; padding counts nowhere, and no bias moves.
 
     `autocast` is the compute dtype of the forward pass (None: float32). Raises `Stopped` between batches when
     `should_stop()` is true, and DivergedError when a loss is not finite.
@@ -83,6 +90,8 @@ def evaluate(
     rows = max(1, FORWARD_TOKENS // seq_len)
     unit_losses_U = np.zeros(windows.num_units)
     text_loss = 0.0
+    ffn = model.config.ffn
+    num_experts, top_k = (ffn.num_experts, ffn.top_k) if ffn.kind == "moe" else (0, 0)
     sums: list[_LayerSums] = []
     for start in range(0, num_windows, rows):
         if should_stop():
@@ -91,24 +100,24 @@ def evaluate(
         targets_BS = torch.from_numpy(windows.targets_WS[batch]).to(device)
         units_T = windows.unit_WS[batch].reshape(-1)
         with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
-            output = model(torch.from_numpy(windows.inputs_WS[batch]).to(device))
+            inputs_BS = torch.from_numpy(windows.inputs_WS[batch]).to(device)
+            output = model(inputs_BS, windows_B=torch.arange(start, start + len(inputs_BS), device=device))
             losses_T = token_losses(model, output, targets_BS).double().cpu().numpy()
         real_T = units_T >= 0
         np.add.at(unit_losses_U, units_T[real_T], losses_T[real_T])
         text_loss += float(losses_T[real_T & (windows.targets_WS[batch].reshape(-1) != end_of_text)].sum())
         if output.routing and not sums:
-            sums = [_LayerSums(counts_E=np.zeros(r.logits_TE.shape[1], dtype=np.int64)) for r in output.routing]
+            sums = [_LayerSums(counts_E=np.zeros(num_experts, dtype=np.int64), top_k=top_k) for _ in output.routing]
         for layer, routing in zip(sums, output.routing, strict=True):
             layer.add(routing, torch.from_numpy(real_T).to(device))
     total = float(unit_losses_U.sum())
     if not math.isfinite(total):
         raise DivergedError("evaluation: the loss is not finite")
-    top_k = model.config.ffn.top_k if model.config.ffn.kind == "moe" else 0
     return Evaluation(
         unit_losses_U=unit_losses_U,
         loss=total / windows.num_targets,
         bpb=text_loss / math.log(2) / windows.num_bytes,
-        routing=[diagnose(s.counts_E, s.entropy / s.num_tokens, s.log_z / s.num_tokens, top_k) for s in sums],
+        routing=[layer.diagnosed() for layer in sums],
     )
 
 

@@ -30,6 +30,7 @@ from equipoise.model.layers import swiglu
 from equipoise.model.moe import MoE, router_losses
 from equipoise.model.transformer import Transformer, build, mean_loss
 from equipoise.optim import make_adamw
+from equipoise.parity import GPU_CHECKS, Skipped
 from equipoise.record import masked, read_rows
 from equipoise.rng import stream
 from equipoise.spec.data import ByteTokenizer, GrammarCorpus
@@ -45,10 +46,6 @@ B: Final = 8
 S: Final = 16
 F: Final = 40
 V: Final = 97
-
-
-class _Skipped(Exception):
-    """Raised by a check that this machine cannot make; says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,14 +297,14 @@ def _files_apart(one: Path, other: Path) -> Iterator[float]:
 
 def _fused_plain(device: torch.device) -> float:
     if device.type != "cpu":
-        raise _Skipped("the fused kernels are for a CPU")
+        raise Skipped("the fused kernels are for a CPU")
     return _devices(device, device, ("fused", "plain"))
 
 
 def _gpu_cpu(device: torch.device) -> float:
     if device.type == "cpu":
         seen = torch.cuda.is_available()
-        raise _Skipped("--device cpu was asked for" if seen else "no CUDA device is visible to torch")
+        raise Skipped("--device cpu was asked for" if seen else "no CUDA device is visible to torch")
     return _devices(device, torch.device("cpu"))
 
 
@@ -354,6 +351,7 @@ CHECKS: Final[tuple[tuple[str, str, float, Callable[[torch.device], float]], ...
     ("fused-plain", "fused kernels against plain ones (dense, top 2): logits, gradients", 5e-5, _fused_plain),
     ("resume", "a run stopped and resumed against one without a stop: every byte", 0.0, _resume),
     ("gpu-cpu", "GPU against CPU (dense, top 2): logits, gradients", 1e-4, _gpu_cpu),
+    *GPU_CHECKS,
 )
 """Name, what is compared, tolerance, and the function that measures. float32 rounds at 6e-8; what was measured on a CPU
 lies 10 times or more below each tolerance, and what a fault moves a thousand times above."""
@@ -382,7 +380,7 @@ def _check(
         value = measure(device)
         note = "" if math.isfinite(value) else "no finite number"
         status = "ok" if not note and (value > tolerance if above else value <= tolerance) else "failed"
-    except _Skipped as reason:
+    except Skipped as reason:
         status, note = "skipped", str(reason)
     except (EquipoiseError, RuntimeError) as error:
         note = str(error).partition("\n")[0]

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
+from equipoise.branch import branch
 from equipoise.checkpoint import (
     TrainState,
     checkpoint_path,
@@ -23,17 +22,22 @@ from equipoise.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
+from equipoise.compiled import choose_losses
 from equipoise.config import digest
+from equipoise.data.corpora.source import Split
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, eval_windows
 from equipoise.device import Compute, environment
 from equipoise.errors import IntegrityError
 from equipoise.files import read_json, write_json
 from equipoise.model.transformer import Transformer, build
-from equipoise.optim import make_adamw
-from equipoise.record import WEIGHTS, cut_rows, mark_rows, rows_fault
+from equipoise.optim import AdamW, make_adamw
+from equipoise.record import WEIGHTS, cut_rows, mark_rows, read_rows, rows_fault
+from equipoise.schedule import eval_steps, sample_steps
 from equipoise.score import Evaluation, evaluate
 from equipoise.spec.run import RunConfig
+from equipoise.step import Losses
+from equipoise.trunk import TrunkConfig, best_step, branched_at, identity
 
 EVAL_SEED: Final = 0
 """Seed of the choice of validation windows: a constant, so that every arm, seed and budget reads the same text."""
@@ -53,6 +57,10 @@ class Progress:
     """Where it was."""
     train_s: float = 0.0
     """Seconds spent in updates."""
+    eval_s: float = 0.0
+    """Seconds spent in the points of the curve, samples left out."""
+    sample_s: float = 0.0
+    """Seconds spent in samples."""
     timed_s: float = 0.0
     """The same without the first updates after each start."""
     timed_tokens: int = 0
@@ -61,16 +69,59 @@ class Progress:
     """Steps from which the run went on under another environment than before."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """At which steps a session ends, measures, and keeps what others will go on from."""
+
+    identity: str
+    """Digest its checkpoints carry."""
+    num_steps: int
+    """Where it ends."""
+    evals: frozenset[int]
+    """Points of the curve."""
+    samples: frozenset[int]
+    """Points at which texts are written."""
+    branches: tuple[RunConfig, ...] = ()
+    """Runs that branch off a trunk."""
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Steps whose checkpoint is kept for a run to branch off."""
+        return frozenset(branched_at(run) for run in self.branches)
+
+
+def course_of(run: RunConfig | TrunkConfig) -> Course:
+    """The course of a run trained on its own, or of a trunk."""
+    if isinstance(run, TrunkConfig):
+        return Course(
+            identity=identity(run),
+            num_steps=run.num_steps,
+            evals=run.evals,
+            samples=run.samples,
+            branches=run.runs,
+        )
+    return Course(
+        identity=digest(run),
+        num_steps=run.num_steps,
+        evals=eval_steps(run.num_steps, run.recipe),
+        samples=sample_steps(run.num_steps, run.recipe),
+    )
+
+
 @dataclass(kw_only=True)
 class Session:
-    """Everything that is open while a run trains."""
+    """Everything that is open while a run, or a trunk, trains."""
 
     run: RunConfig
+    """What is trained; of a trunk the run of its largest budget, whose first updates are the trunk."""
+    course: Course
     directory: Path
     dataset: Dataset
     compute: Compute
     model: Transformer
-    optimizer: torch.optim.Optimizer
+    losses: Losses
+    """What computes the losses of an update."""
+    optimizer: AdamW
     progress: Progress
     log: Callable[[str], None]
     stop_signal: Callable[[], int]
@@ -85,10 +136,10 @@ class Session:
         """Training tokens so far."""
         return self.progress.step * self.run.recipe.batch_tokens
 
-    def windows(self, max_targets: int) -> EvalWindows:
-        """The evaluation windows of the recipe's split, the same for every run; 0 = all."""
+    def windows(self, max_targets: int, split: Split | None = None) -> EvalWindows:
+        """The evaluation windows of a split (None: the recipe's), the same for every run; 0 = all."""
         recipe = self.run.recipe
-        return eval_windows(self.dataset, recipe.eval_split, recipe.seq_len, max_targets, EVAL_SEED)
+        return eval_windows(self.dataset, split or recipe.eval_split, recipe.seq_len, max_targets, EVAL_SEED)
 
     def score(self, model: Transformer, windows: EvalWindows) -> Evaluation:
         """Loss and routing of `model` on `windows`; raises `score.Stopped` when a signal came."""
@@ -102,27 +153,39 @@ class Session:
 
 
 def open_session(
-    run: RunConfig,
+    of: RunConfig | TrunkConfig,
     directory: Path,
     dataset: Dataset,
     compute: Compute,
     log: Callable[[str], None],
     stop_signal: Callable[[], int],
+    trunk: Path | None = None,
 ) -> Session:
-    """Model and optimizer at the newest valid checkpoint of the run, or at the start; the record cut to match."""
+    """Model and optimizer at the newest valid checkpoint, else where `trunk` has got to, else at the start.
+
+    The record is cut to match.
+    """
+    run = of.runs[-1] if isinstance(of, TrunkConfig) else of
     model = build(run.model, run.seed, compute.device, compute.kernels)
+    losses, compute = choose_losses(model, run.recipe, compute, log)
     session = Session(
         run=run,
+        course=course_of(of),
         directory=directory,
         dataset=dataset,
         compute=compute,
         model=model,
+        losses=losses,
         optimizer=make_adamw(model, run.recipe.optim),
         progress=Progress(),
         log=log,
         stop_signal=stop_signal,
     )
-    saved = load_latest(directory / WEIGHTS, digest(run), log, lambda state: _fault(directory, state))
+    saved = _newest(session)
+    if saved is None:
+        (directory / "branch.json").unlink(missing_ok=True)
+        if trunk is not None and branch(run, directory, trunk, log):
+            saved = _newest(session)
     cut_rows(directory, saved.state["rows"] if saved else None)
     if saved is not None:
         restore_model(model, saved.model)
@@ -138,12 +201,33 @@ def save_session(session: Session) -> Path:
     progress = session.progress
     train_state = TrainState(
         step=progress.step,
-        run=digest(session.run),
+        run=session.course.identity,
         model=session.model.state_dict(),
         optim=optimizer_tensors(session.model, session.optimizer),
         state={"progress": asdict(progress), "rows": mark_rows(session.directory)},
     )
-    return save_checkpoint(session.directory / WEIGHTS, train_state, keep=[progress.best_step])
+    return save_checkpoint(session.directory / WEIGHTS, train_state, keep={progress.best_step, *_kept(session)})
+
+
+def _newest(session: Session) -> TrainState | None:
+    """The newest checkpoint that can be gone on from."""
+    directory = session.directory
+    return load_latest(
+        directory / WEIGHTS, session.course.identity, session.log, lambda state: _fault(directory, state)
+    )
+
+
+def _kept(session: Session) -> set[int]:
+    """Steps of a trunk that runs will need: where they branch off, and their best weights up to there."""
+    if not session.course.branches:
+        return set()
+    rows = read_rows(session.directory / "metrics.jsonl")
+    curve = {row["step"]: row["loss"] for row in rows if row["kind"] == "eval"}
+    best = set()
+    for run in session.course.branches:
+        points = eval_steps(run.num_steps, run.recipe)
+        best.add(best_step(curve, (s for s in points if s <= branched_at(run))))
+    return best | session.course.stops
 
 
 def _fault(directory: Path, state: TrainState) -> str | None:

@@ -1,7 +1,7 @@
-"""Means, paired contrasts, one-sided tests, equivalence tests and Holm's adjustment: arithmetic on numbers per seed.
+"""Means, paired contrasts, tests, Holm's adjustment, fits over budgets: arithmetic on numbers per seed.
 
-Not for: deciding anything (`verdict` does), nor for bootstrap over documents. The unit of evidence is the seed. Every
-function either returns finite numbers, or None where the seeds are too few for the number to exist.
+Not for: deciding anything (`verdict`), nor for resampling documents (`sampling`). The unit of evidence is the seed.
+Every function either returns finite numbers, or None where the seeds are too few for the number to exist.
 
 The tests work on whole arrays of studies at once, so that what is simulated is the very code that judges.
 """
@@ -161,3 +161,51 @@ def holm(p_values: ArrayLike) -> Array:
     adjusted: Array = np.empty_like(p)
     np.put_along_axis(adjusted, order, np.maximum.accumulate(scaled, axis=-1), axis=-1)
     return adjusted
+
+
+# ------------------------------------------------------------------------------------------------ over budgets
+
+
+def fit_line(x_B: ArrayLike, y_B: ArrayLike) -> tuple[Array, Array]:
+    """Slope and mean height of the least-squares line through B points (x, y), B ≥ 2, at least two different x.
+
+    `y_B` may have leading axes, one fit each: the height is the mean of y along the last axis, which the line has at
+    the mean of x. Differences of y that are only float64 rounding may leave a slope of that order. Raises ValueError
+    when no two x differ.
+
+    >>> slope, height = fit_line([0.0, 1.0, 2.0], [1.0, 3.0, 5.0])
+    >>> float(slope), float(height)
+    (2.0, 3.0)
+    """
+    x, y = np.asarray(x_B, dtype=np.float64), np.asarray(y_B, dtype=np.float64)
+    centred = x - x.mean()
+    spread = float((centred**2).sum())
+    if spread == 0:
+        raise ValueError(f"line: x = {x.tolist()} is not accepted; expected two different values or more")
+    height: Array = np.asarray(y.mean(axis=-1))
+    slope: Array = np.asarray(((y - height[..., None]) * centred).sum(axis=-1) / spread)
+    return slope, height
+
+
+def first_reach(x_B: ArrayLike, y_B: ArrayLike, target: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+    """The smallest x at which a curve, linear between its points, is at most `target`; and whether that is a bound.
+
+    `x_B` rises. `y_B` may have leading axes, one curve each, and `target` is one number a curve. A curve that is below
+    the target already at its first point reached it at that x or before: the x is then an upper bound. NaN where the
+    curve never comes down to the target.
+
+    >>> x, bound = first_reach([0.0, 1.0, 2.0], [5.0, 3.0, 2.0], 4.0)
+    >>> float(x), bool(bound)
+    (0.5, False)
+    """
+    x, y = np.asarray(x_B, dtype=np.float64), np.asarray(y_B, dtype=np.float64)
+    goal = np.asarray(target, dtype=np.float64)[..., None]
+    below = y <= goal
+    place = np.argmax(below, axis=-1)[..., None]
+    before = np.maximum(place - 1, 0)
+    high, low = np.take_along_axis(y, before, axis=-1), np.take_along_axis(y, place, axis=-1)
+    drop = np.where(high > low, high - low, 1.0)
+    share = np.where(place > 0, (high - goal) / drop, 0.0)
+    reached = x[before] + share * (x[place] - x[before])
+    found: Array = np.where(below.any(axis=-1), reached[..., 0], np.nan)
+    return found, y[..., 0] < goal[..., 0]

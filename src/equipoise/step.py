@@ -3,21 +3,24 @@
 The only place where losses are added up: `lm_loss + balance.coef · load_balance + z_coef · z`. No router term ever
 enters `lm_loss`.
 
-Shapes: B sequences, S tokens of a sequence.
+Shapes: B sequences, S tokens of a sequence, L layers, E experts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from equipoise.errors import DivergedError
-from equipoise.model.moe import router_losses
+from equipoise.model.moe import assignments, move_biases, router_losses
 from equipoise.model.transformer import Transformer, mean_loss
-from equipoise.spec.model import MoEFFN
+from equipoise.optim import AdamW
+from equipoise.spec.model import DenseFFN, MoEFFN
 from equipoise.spec.run import RunConfig
 
 
@@ -28,64 +31,109 @@ class StepStats:
     lm_loss: float
     """Nats per token over the whole step, no router term."""
     load_balance: float | None
-    """Balance loss, averaged over layers and groups; None for a dense model."""
+    """Balance loss, averaged over layers and groups; None without router weights (dense, hash, random)."""
     router_z: float | None
-    """Router z-loss, averaged over layers; None for a dense model."""
+    """Router z-loss, averaged over layers; None likewise."""
     grad_norm: float
     """Global gradient norm before clipping."""
 
 
+Losses = Callable[[Transformer, Tensor, Tensor, int, torch.dtype | None, Tensor | None], tuple[Tensor, ...]]
+"""What `losses` is: the same function, or the same function compiled."""
+
+
+def losses(
+    model: Transformer,
+    inputs_BS: Tensor,
+    targets_BS: Tensor,
+    num_groups: int,
+    autocast: torch.dtype | None,
+    windows_B: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """(lm_loss, balance loss, z-loss) of one forward pass, float32 scalars; lm_loss alone without router weights.
+
+    Last, where routers are balanced by a bias, the assignments that each expert received, [L, E] int64. `num_groups` is
+    that of the balance loss; `autocast` is the compute dtype of the forward pass (None: float32); `windows_B` as
+    `Transformer.forward` takes it.
+    """
+    with torch.autocast(inputs_BS.device.type, dtype=autocast) if autocast else nullcontext():
+        output = model(inputs_BS, windows_B=windows_B)
+        lm_loss = mean_loss(model, output, targets_BS)
+    weighed = _weighed(model.config.ffn)
+    if weighed is None:
+        return (lm_loss,)
+    loads = (assignments(output.routing, weighed.num_experts),) if weighed.balance.kind == "bias" else ()
+    return (lm_loss, *router_losses(output.routing, num_groups), *loads)
+
+
+def _weighed(ffn: DenseFFN | MoEFFN) -> MoEFFN | None:
+    """`ffn` if it has routers with weights: only they have losses and biases."""
+    return ffn if isinstance(ffn, MoEFFN) and ffn.router_has_weights else None
+
+
 def train_step(
     model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    inputs_BS: torch.Tensor,
-    targets_BS: torch.Tensor,
+    optimizer: AdamW,
+    inputs_BS: Tensor,
+    targets_BS: Tensor,
     run: RunConfig,
     lr: float,
     autocast: torch.dtype | None = None,
+    compute: Losses = losses,
+    *,
+    step: int = 0,
 ) -> StepStats:
     """One update: gradients of the mean over all tokens of the step, clipped, then AdamW at rate `lr`.
 
     Micro-batches are equally large and hold whole balance groups, so cutting the batch differently changes nothing but
-    the order of sums. Raises DivergedError before anything is stepped when a loss or a gradient is not finite.
+    the order of sums. `step` counts updates from 0: sequence j of step t is window t·B + j to a random router. Where
+    routers are balanced by a bias, it moves last, by the loads of all micro-batches. The device is waited for once,
+    when all gradients are there: raises DivergedError before anything is stepped when a loss or a gradient is not
+    finite.
     """
-    recipe, ffn = run.recipe, run.model.ffn
+    recipe, weighed = run.recipe, _weighed(run.model.ffn)
     rows = recipe.sequences_per_forward
     num_micro = recipe.num_sequences // rows
-    optimizer.zero_grad(set_to_none=True)
-    sums = [0.0, 0.0, 0.0]
+    windows_B = step * recipe.num_sequences + torch.arange(recipe.num_sequences, device=inputs_BS.device)
+    optimizer.zero_grad()
+    measured: list[Tensor] = []
+    loads: list[Tensor] = []
     for micro in range(num_micro):
         cut = slice(micro * rows, (micro + 1) * rows)
-        with torch.autocast(inputs_BS.device.type, dtype=autocast) if autocast else nullcontext():
-            output = model(inputs_BS[cut])
-            lm_loss = mean_loss(model, output, targets_BS[cut])
+        groups = rows // recipe.balance_group
+        lm_loss, *router = compute(model, inputs_BS[cut], targets_BS[cut], groups, autocast, windows_B[cut])
         objective = lm_loss
-        sums[0] += lm_loss.item()
-        if isinstance(ffn, MoEFFN):
-            balance, z = router_losses(output.routing, rows // recipe.balance_group)
-            if ffn.balance.kind == "loss":
-                objective = objective + ffn.balance.coef * balance
-            if ffn.z_coef:
-                objective = objective + ffn.z_coef * z
-            sums[1] += balance.item()
-            sums[2] += z.item()
-        if not all(math.isfinite(value) for value in sums):
-            name = ("lm_loss", "load_balance", "router_z")[[math.isfinite(v) for v in sums].index(False)]
-            raise DivergedError(f"{name} is not finite")
+        if weighed:
+            balance, z, *counts = router
+            loads += counts
+            if weighed.balance.kind == "loss":
+                objective = objective + weighed.balance.coef * balance
+            if weighed.z_coef:
+                objective = objective + weighed.z_coef * z
+        measured += [loss.detach() for loss in (lm_loss, *router[:2])]
         (objective / num_micro).backward()
     parameters = list(model.parameters())
     max_norm = recipe.optim.grad_clip or math.inf
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    *values, grad_norm = torch.stack([*measured, norm]).tolist()
+    names = ("lm_loss", "load_balance", "router_z") if weighed else ("lm_loss",)
+    sums = dict.fromkeys(names, 0.0)
+    for name, value in zip(names * num_micro, values, strict=True):
+        sums[name] += value
+        if not math.isfinite(sums[name]):
+            raise DivergedError(f"{name} is not finite")
     if not math.isfinite(grad_norm):
-        names = (n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
-        raise DivergedError(f"gradient of {next(names, 'all parameters together')} is not finite")
+        broken = (n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
+        raise DivergedError(f"gradient of {next(broken, 'all parameters together')} is not finite")
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
-    moe = isinstance(ffn, MoEFFN)
+    if weighed and weighed.balance.kind == "bias":
+        move_biases(model, torch.stack(loads).sum(dim=0), weighed.balance.rate)
+    means = {name: total / num_micro for name, total in sums.items()}
     return StepStats(
-        lm_loss=sums[0] / num_micro,
-        load_balance=sums[1] / num_micro if moe else None,
-        router_z=sums[2] / num_micro if moe else None,
+        lm_loss=means["lm_loss"],
+        load_balance=means.get("load_balance"),
+        router_z=means.get("router_z"),
         grad_norm=grad_norm,
     )

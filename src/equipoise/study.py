@@ -4,7 +4,9 @@ Not for: solving widths (`matching`), training (`train`), starting processes (`e
 
     <study>/lock.json                    what was declared before the first run, and dated amendments
     <study>/<arm>/<tokens>-s<seed>/      one run directory each (see `equipoise.record`)
+    <study>/<arm>/trunk-s<seed>/         what several budgets share under WSD (see `equipoise.trunk`)
     <study>/logs/                        what the child processes printed
+    <study>/step_time.json               seconds of one update of each arm (see `equipoise.step_time`)
     <study>/results.json, results.md, report.html
 """
 
@@ -12,21 +14,28 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from equipoise.accounting import count_params
+from equipoise.accounting import count_params, tokens_per_expert
+from equipoise.budgets import ArmBudget, arm_budgets, updates_of
 from equipoise.config import dump
 from equipoise.data.dataset import Dataset, cached
 from equipoise.data.packing import check_windows, epochs
 from equipoise.data.prepare import estimate, prepare
 from equipoise.errors import ConfigError, ResourceError
+from equipoise.estimate import Rates, RunTime, affordable_curve_tokens, curve_share, makespan, run_time, with_trunk
 from equipoise.lock import Lock, lock_study
 from equipoise.matching import ResolvedArm, resolve_arms
+from equipoise.schedule import branch_step
 from equipoise.spec.data import requested_vocab_size
+from equipoise.spec.model import describe_ffn
+from equipoise.spec.recipe import Recipe
 from equipoise.spec.run import RunConfig, num_steps
 from equipoise.spec.study import StudySpec
+from equipoise.spec.sweep import family, standing_for
+from equipoise.trunk import TrunkConfig, count_updates
 
 SCHEMA_VERSION: Final = 1
 CHECKPOINTS_HELD: Final = 4
@@ -52,19 +61,24 @@ class DataFacts:
     """Tokens of the train split; None before the corpus was seen."""
     certain: bool
     """False: requested vocabulary or estimated tokens."""
+    eval_tokens: int | None = None
+    """Tokens of the split that the recipe evaluates on; None before the corpus was seen."""
 
 
 def plan(
-    spec: StudySpec, facts: DataFacts, step_s: Mapping[str, float] | None = None, num_jobs: int = 1
+    spec: StudySpec, facts: DataFacts, rates: Mapping[str, Rates] | None = None, num_jobs: int = 1
 ) -> dict[str, Any]:
     """The study before it runs, as plain JSON values: arms, budgets, cost. Writes nothing.
 
-    `step_s` are measured seconds of one update per arm; without them there is no time estimate. Raises ConfigError
-    when an arm cannot be matched.
+    `rates` were measured per arm with `num_jobs` at work; without them there is no time estimate. Raises ConfigError
+    when an arm cannot be matched, or two budgets of it are one.
     """
     recipe = spec.recipe
     arms = resolve_arms(spec.arms, facts.vocab_size, recipe.seq_len)
+    own = arm_budgets(spec, {name: arm.model for name, arm in arms.items()})
+    updates = {name: _updates([own[name, budget].asked for budget in spec.budgets], recipe) for name in arms}
     steps = {budget: num_steps(budget, recipe) for budget in spec.budgets}
+    shared = count_updates(spec.budgets, recipe)[1] > 0
     budgets = [
         {
             "budget": budget,
@@ -73,15 +87,13 @@ def plan(
             "epochs": None
             if facts.train_tokens is None or facts.train_tokens <= recipe.seq_len
             else epochs(steps[budget] * recipe.batch_tokens, facts.train_tokens, recipe.seq_len),
+            "curve_share": curve_share(recipe, steps[budget], facts.eval_tokens),
+            "affordable_curve_tokens": affordable_curve_tokens(recipe, steps[budget]),
+            "branch_step": branch_step(steps[budget], recipe.batch_tokens, recipe.schedule) if shared else 0,
         }
         for budget in spec.budgets
     ]
-    per_arm = [
-        sum(steps.values()) * len(spec.seeds) * arm.flops.training * recipe.batch_tokens for arm in arms.values()
-    ]
-    seconds = None
-    if step_s is not None:
-        seconds = sum(step_s[name] * sum(steps.values()) * len(spec.seeds) for name in spec.arms) / num_jobs
+    per_seed = [updates[name]["per_seed"] * arm.flops.training * recipe.batch_tokens for name, arm in arms.items()]
     return {
         "schema_version": SCHEMA_VERSION,
         "name": spec.name,
@@ -89,20 +101,94 @@ def plan(
         "vocab_size": facts.vocab_size,
         "train_tokens": facts.train_tokens,
         "data_certain": facts.certain,
-        "arms": [arm_table(arm) for arm in arms.values()],
+        "arms": [{**row, "updates": updates[row["name"]]} for row in arm_tables(spec, arms, own)],
         "seeds": list(spec.seeds),
         "budgets": budgets,
         "num_runs": len(spec.arms) * len(spec.seeds) * len(spec.budgets),
-        "train_flops": sum(per_arm),
-        "disk_bytes": sum(
-            run_bytes(arm.params.total, sum(steps.values()), len(steps)) * len(spec.seeds) for arm in arms.values()
-        ),
-        "step_s": dict(step_s) if step_s is not None else None,
-        "train_s": seconds,
-        "jobs": num_jobs,
+        "train_flops": len(spec.seeds) * sum(per_seed),
+        "disk_bytes": len(spec.seeds)
+        * sum(_bytes_per_seed(arm.params.total, updates[name], len(steps)) for name, arm in arms.items()),
+        "time": None if rates is None else study_time(spec, updates_of(spec, own), facts.eval_tokens, rates, num_jobs),
         "claims": dump(spec.claims),
         "recipe": dump(recipe),
     }
+
+
+def _updates(budgets: Sequence[int], recipe: Recipe) -> dict[str, int]:
+    """Updates of one arm and seed: in all, of its trunk among them, and what its runs would take one by one."""
+    per_seed, of_trunk = count_updates(budgets, recipe)
+    return {
+        "of_trunk": of_trunk,
+        "per_seed": per_seed,
+        "from_scratch": sum(num_steps(budget, recipe) for budget in budgets),
+    }
+
+
+def study_time(
+    spec: StudySpec,
+    steps: Mapping[str, Sequence[int]],
+    eval_tokens: int | None,
+    rates: Mapping[str, Rates],
+    num_jobs: int,
+) -> dict[str, Any]:
+    """Estimated seconds, as plain JSON values: `study_s` with `jobs` runs at a time, and per arm `update_s`, `total_s`
+    of all its runs, and the parts of that. `steps` are those of each arm's budgets (see `budgets.updates_of`); the data
+    is taken to be prepared.
+    """
+    arms: dict[str, dict[str, float]] = {}
+    lengths: list[float] = []
+    for name in spec.arms:
+        branches = [branch_step(num, spec.recipe.batch_tokens, spec.recipe.schedule) for num in steps[name]]
+        shared = sum(step > 0 for step in branches) > 1
+        each = [run_time(spec.recipe, num, eval_tokens, rates[name]) for num in steps[name]]
+        runs = (with_trunk(each, steps[name], branches) if shared else each) * len(spec.seeds)
+        parts = {field.name: sum(getattr(run, field.name) for run in runs) for field in fields(RunTime)}
+        arms[name] = {"update_s": rates[name].update_s, "total_s": sum(parts.values()), **parts}
+        lengths += [run.total_s for run in runs]
+    return {"study_s": makespan(sorted(lengths, reverse=True), num_jobs), "jobs": num_jobs, "arms": arms}
+
+
+def arm_tables(
+    spec: StudySpec, arms: Mapping[str, ResolvedArm], budgets: Mapping[tuple[str, int], ArmBudget]
+) -> list[dict[str, Any]]:
+    """Every arm as `arm_table`, with its learning rate, its own budgets, and the tokens each of its experts sees.
+
+    `budgets` are those of `arm_budgets`. A match on parameters also says what is left over when embeddings and head are
+    not counted (`residual_nonembedding`, None for a match on FLOPs).
+    """
+    rows = []
+    for arm in arms.values():
+        row, trained = arm_table(arm), {budget: budgets[arm.name, budget] for budget in spec.budgets}
+        row["lr"] = spec.recipe_of(arm.name).optim.lr
+        row["own_budgets"] = [own for one in trained.values() if (own := one.table())]
+        row["tokens_per_expert"] = {str(b): tokens_per_expert(arm.model, one.tokens) for b, one in trained.items()}
+        if arm.match is not None:
+            name = {"active_params": "active_nonembedding", "total_params": "total_nonembedding"}.get(arm.match.on)
+            both = (arm, arms[standing_for(arm.match.to, arms)])
+            counts = [getattr(one.params, name) for one in both] if name else None
+            row["match"]["residual_nonembedding"] = counts[0] / counts[1] - 1 if counts else None
+        rows.append(row)
+    return rows
+
+
+def matches_between(arms: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str | None]]) -> list[dict[str, Any]]:
+    """For each pair of which one arm is matched to the other: what on, and the residual with and without embeddings.
+
+    `arms` are rows of `arm_tables`; `holds_nonembedding` says whether the match would be accepted without embeddings
+    too (None for a match on FLOPs). Other pairs are left out. A family of swept arms is matched as its members are, and
+    what is matched to a family is matched to each of its members.
+    """
+    matches = {arm["name"]: arm["match"] for arm in arms}
+    found = []
+    for pair in pairs:
+        for name, other in (pair, pair[::-1]):
+            match = matches.get(standing_for(name or "", matches))
+            if match and other is not None and match["to"] in (other, family(other)):
+                without = match["residual_nonembedding"]
+                facts = {key: match[key] for key in ("to", "on", "rtol", "residual", "residual_nonembedding")}
+                holds = None if without is None else abs(without) <= match["rtol"]
+                found.append({"arm": name, **facts, "holds_nonembedding": holds})
+    return found
 
 
 def run_bytes(num_params: int, steps: int, num_runs: int) -> int:
@@ -110,8 +196,19 @@ def run_bytes(num_params: int, steps: int, num_runs: int) -> int:
     return num_params * 12 * CHECKPOINTS_HELD * num_runs + steps * BYTES_PER_STEP
 
 
+def _bytes_per_seed(num_params: int, updates: Mapping[str, int], num_budgets: int) -> int:
+    """Disk that the runs of one arm and seed need at most, and their trunk."""
+    runs = run_bytes(num_params, updates["from_scratch"], num_budgets)
+    return runs + (trunk_bytes(num_params, updates["of_trunk"], num_budgets) if updates["of_trunk"] else 0)
+
+
+def trunk_bytes(num_params: int, steps: int, num_budgets: int) -> int:
+    """Disk that a trunk needs at most: per budget the checkpoint it branches from and its best, and three more."""
+    return num_params * 12 * (2 * num_budgets + 3) + steps * BYTES_PER_STEP
+
+
 def arm_table(arm: ResolvedArm) -> dict[str, Any]:
-    """One arm as plain JSON values: widths, parameters by component, FLOPs, and the match with its residual."""
+    """One arm as plain JSON values: what its layers are, widths, parameters by component, FLOPs, match and residual."""
     model, ffn = arm.model, arm.model.ffn
     widths: dict[str, int] = {
         "d_model": model.d_model,
@@ -121,6 +218,7 @@ def arm_table(arm: ResolvedArm) -> dict[str, Any]:
     }
     if ffn.kind == "moe":
         widths |= {"num_experts": ffn.num_experts, "top_k": ffn.top_k, "d_expert": ffn.width}
+        widths |= {"num_shared_experts": ffn.num_shared_experts} if ffn.num_shared_experts else {}
     else:
         widths |= {"d_ff": ffn.width}
     match = None
@@ -130,6 +228,7 @@ def arm_table(arm: ResolvedArm) -> dict[str, Any]:
     return {
         "name": arm.name,
         "kind": ffn.kind,
+        "ffn": describe_ffn(ffn),
         "widths": widths,
         "params": {name: getattr(arm.params, name) for name in totals},
         "by_component": arm.params.by_component(),
@@ -152,9 +251,20 @@ def data_facts(spec: StudySpec, cache: Path) -> DataFacts:
         return DataFacts(vocab_size=requested_vocab_size(spec.tokenizer), train_tokens=None, certain=False)
     dataset = cached(spec.corpus, spec.tokenizer, cache)
     if dataset is not None:
-        return DataFacts(vocab_size=dataset.vocab_size, train_tokens=len(dataset.tokens("train")), certain=True)
+        return DataFacts(
+            vocab_size=dataset.vocab_size,
+            train_tokens=len(dataset.tokens("train")),
+            certain=True,
+            eval_tokens=len(dataset.tokens(spec.recipe.eval_split)),
+        )
     guess = estimate(spec.corpus, spec.tokenizer)
-    return DataFacts(vocab_size=guess.vocab_size, train_tokens=guess.train_tokens, certain=False)
+    selection = spec.recipe.eval_split == "selection"
+    return DataFacts(
+        vocab_size=guess.vocab_size,
+        train_tokens=guess.train_tokens,
+        certain=False,
+        eval_tokens=guess.selection_tokens if selection else guess.validation_tokens,
+    )
 
 
 def prepare_study(
@@ -182,18 +292,22 @@ def prepare_study(
     if dataset.vocab_size != requested:
         say(f"vocabulary: {dataset.vocab_size} reached of {requested}; arms matched anew")
     arms = resolve_arms(spec.arms, dataset.vocab_size, spec.recipe.seq_len)
-    for budget in spec.budgets:
-        tokens = num_steps(budget, spec.recipe) * spec.recipe.batch_tokens
-        passes = epochs(tokens, len(dataset.tokens("train")), spec.recipe.seq_len)
-        if passes > MANY_EPOCHS:
-            say(f"warning: budget {budget:,} repeats the training data {passes:.1f} times")
     models = {name: arm.model for name, arm in arms.items()}
+    said = set()
+    for one in arm_budgets(spec, models).values():
+        passes = epochs(one.tokens, len(dataset.tokens("train")), spec.recipe.seq_len)
+        if passes > MANY_EPOCHS and one.asked not in said:
+            whose = f" ({one.tokens:,} tokens of {one.arm})" if one.own else ""
+            say(f"warning: budget {one.budget:,}{whose} repeats the training data {passes:.1f} times")
+            said.add(one.asked)
     return lock_study(directory, spec, models, dataset, command), dataset
 
 
-def check_disk(directory: Path, runs: Sequence[RunConfig]) -> None:
-    """ResourceError when the disk has less than 1.2 times what `runs` will need at most."""
-    need = round(SPARE * sum(run_bytes(count_params(run.model).total, run.num_steps, 1) for run in runs))
+def check_disk(directory: Path, runs: Sequence[RunConfig], trunks: Sequence[TrunkConfig] = ()) -> None:
+    """ResourceError when the disk has less than 1.2 times what `runs` and `trunks` will need at most."""
+    bytes_of_runs = sum(run_bytes(count_params(run.model).total, run.num_steps, 1) for run in runs)
+    bytes_of_trunks = sum(trunk_bytes(count_params(t.model).total, t.num_steps, len(t.budgets)) for t in trunks)
+    need = round(SPARE * (bytes_of_runs + bytes_of_trunks))
     free = shutil.disk_usage(directory).free
     if free < need:
         raise ResourceError(f"{directory}: {free:,} bytes free; expected at least {need:,} for {len(runs)} runs")

@@ -1,5 +1,8 @@
 """One run: `train(run, directory, dataset)` is a pure function of its RunConfig, and can be stopped anywhere.
 
+`train_trunk` does the updates that several budgets share; a run that finds a trunk goes on from there, bit for bit as
+if it had done them itself.
+
 Prose order: prepare → [evaluate · update]* → score the final and the best weights → summary. Every random choice is a
 pure function of (seed, purpose, step), so a checkpoint holds weights, optimizer and a few numbers, nothing else.
 
@@ -21,7 +24,7 @@ import torch
 from equipoise.accounting import count_flops
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, batch, check_windows
-from equipoise.device import choose_compute
+from equipoise.device import Compute, choose_compute, make_repeatable, put
 from equipoise.errors import DivergedError, IntegrityError, Interrupted
 from equipoise.finish import finish, finish_diverged
 from equipoise.record import append_row, read_run, start_run
@@ -30,23 +33,12 @@ from equipoise.score import Stopped, sample
 from equipoise.session import Session, open_session, save_session
 from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
+from equipoise.trunk import TrunkConfig, start_trunk
 
 WARM_STEPS: Final = 10
 """Updates after each start that throughput leaves out: allocators and caches settle."""
 
 Log = Callable[[str], None]
-
-
-def eval_steps(num_steps: int, num_evals: int) -> frozenset[int]:
-    """Steps with an evaluation: 0, then `num_evals` evenly spaced ones of which the last is `num_steps`."""
-    points = min(num_evals, num_steps)  # more would fall on the same steps
-    return frozenset({0, *(round(num_steps * i / points) for i in range(1, points + 1))})
-
-
-def sample_steps(num_steps: int, num_evals: int) -> frozenset[int]:
-    """Evaluation steps at which samples are written: those nearest a quarter, half, three quarters, and the end."""
-    points = sorted(eval_steps(num_steps, num_evals) - {0})
-    return frozenset(min(points, key=lambda step: abs(step - num_steps * q / 4)) for q in (1, 2, 3, 4))
 
 
 def train(
@@ -57,19 +49,19 @@ def train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     log: Log = lambda _: None,
     stop_signal: Callable[[], int] = lambda: 0,
+    trunk: Path | None = None,
 ) -> dict[str, Any]:
     """Train `run` in `directory`, or finish it, or find it finished; returns its summary.
 
     A directory that holds a complete run of the same configuration is left as it is; one that was interrupted goes on
     from its newest valid checkpoint, bit for bit as if it had never stopped. `stop_signal` is asked after every update,
-    evaluation batch and sampled token; a signal number makes the run save and raise Interrupted.
+    evaluation batch and sampled token; a signal number makes the run save and raise Interrupted. With the directory of
+    a `trunk`, a run that has no checkpoint of its own goes on from where that serves it.
 
     Raises DivergedError (the summary then says so, nothing non-finite is saved), IntegrityError when the directory
     belongs to another run or `dataset` is not the run's, DataError when the data holds no window.
     """
-    if dataset.digest != run.data:
-        raise IntegrityError(f"{dataset.directory}: data digest {dataset.digest[:12]}…, the run needs {run.data[:12]}…")
-    check_windows(dataset, run.recipe.seq_len)
+    _check_data(run, dataset)
     found = read_run(directory)
     if found.summary is not None and found.config == run:
         if found.status == "diverged":
@@ -79,10 +71,8 @@ def train(
     if found.fault:
         log(f"{directory}: {found.fault}; doing again what is needed")
     start_run(directory, run, dataset.tokenizer().to_json())
-    torch.set_num_threads(run.recipe.threads)
-    compute = choose_compute(device, run.recipe.dtype, run.recipe.kernels)
-    log(f"{directory}: {compute.reason}, {run.recipe.threads} thread(s)")
-    session = open_session(run, directory, dataset, compute, log, stop_signal)
+    compute = _compute(run, directory, device, log)
+    session = open_session(run, directory, dataset, compute, log, stop_signal, trunk)
     (directory / "summary.json").unlink(missing_ok=True)
     try:
         _loop(session)
@@ -93,21 +83,64 @@ def train(
         raise DivergedError(f"{directory}: {message}") from None
 
 
+def train_trunk(
+    trunk: TrunkConfig,
+    directory: Path,
+    dataset: Dataset,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    log: Log = lambda _: None,
+    stop_signal: Callable[[], int] = lambda: 0,
+) -> int:
+    """Train a trunk in `directory` as far as its largest budget branches off; returns the step it got to.
+
+    It goes on from its newest valid checkpoint, also when that was the end for fewer budgets. A trunk that diverges
+    ends there, which is said: its runs go on from the checkpoint before and meet the same end, each in its own record.
+    Signals and errors are as in `train`.
+    """
+    _check_data(trunk, dataset)
+    start_trunk(directory, trunk)
+    compute = _compute(trunk, directory, device, log)
+    session = open_session(trunk, directory, dataset, compute, log, stop_signal)
+    try:
+        _loop(session)
+    except DivergedError as error:
+        log(f"{directory}: step {session.progress.step}: {error}; left to the runs that branch off before")
+    return session.progress.step
+
+
+def _check_data(run: RunConfig | TrunkConfig, dataset: Dataset) -> None:
+    if dataset.digest != run.data:
+        raise IntegrityError(f"{dataset.directory}: data digest {dataset.digest[:12]}…, the run needs {run.data[:12]}…")
+    check_windows(dataset, run.recipe.seq_len)
+
+
+def _compute(
+    run: RunConfig | TrunkConfig, directory: Path, device: Literal["auto", "cpu", "cuda"], log: Log
+) -> Compute:
+    torch.set_num_threads(run.recipe.threads)
+    compute = choose_compute(device, run.recipe.dtype, run.recipe.kernels)
+    make_repeatable(compute)
+    log(f"{directory}: {compute.reason}, {run.recipe.threads} thread(s)")
+    return compute
+
+
 def _loop(session: Session) -> None:
     """Updates and curve evaluations up to the last step; returns there, or raises Interrupted after saving."""
-    run, progress = session.run, session.progress
-    recipe, steps = run.recipe, run.num_steps
+    progress, course = session.progress, session.course
+    steps, resumed_at = course.num_steps, progress.step
     tokens = session.dataset.tokens("train")
-    windows = session.windows(recipe.curve_tokens)
-    evaluated = eval_steps(steps, recipe.num_evals)
+    windows = session.windows(session.run.recipe.curve_tokens)
     while True:
         try:
-            if progress.step in evaluated and progress.last_eval < progress.step:
+            if progress.step in course.evals and progress.last_eval < progress.step:
                 loss = _evaluate_curve(session, windows)
                 session.log(f"step {progress.step}/{steps} loss {loss:.4f}")
                 if progress.step:
                     save_session(session)
-            if progress.step == steps:
+            elif progress.step in course.stops and progress.step != resumed_at:
+                save_session(session)
+            if progress.step >= steps:
                 return
             if session.stopping():
                 raise Stopped
@@ -120,13 +153,15 @@ def _loop(session: Session) -> None:
 
 def _update(session: Session, tokens: np.ndarray) -> None:
     """One update and its row in the record."""
-    run, progress, device = session.run, session.progress, session.compute.device
+    run, progress, compute = session.run, session.progress, session.compute
     recipe = run.recipe
     started = time.perf_counter()
     inputs_BS, targets_BS = batch(tokens, recipe.seq_len, recipe.num_sequences, run.seed, progress.step)
     lr = learning_rate(progress.step, run.num_steps, recipe.batch_tokens, recipe.optim.lr, recipe.schedule)
-    on_device = (torch.from_numpy(inputs_BS).to(device), torch.from_numpy(targets_BS).to(device))
-    stats = train_step(session.model, session.optimizer, *on_device, run, lr, session.compute.autocast)
+    on_device = (put(inputs_BS, compute.device), put(targets_BS, compute.device))
+    stats = train_step(
+        session.model, session.optimizer, *on_device, run, lr, compute.autocast, session.losses, step=progress.step
+    )
     elapsed = time.perf_counter() - started
     progress.step += 1
     session.steps_here += 1
@@ -153,8 +188,10 @@ def _evaluate_curve(session: Session, windows: EvalWindows) -> float:
     """One point of the curve, with samples where they are due; rows are written only when all of it was computed."""
     run, progress = session.run, session.progress
     recipe, tokens = run.recipe, session.tokens_seen()
+    began = time.perf_counter()
     result = session.score(session.model, windows)
-    due = recipe.samples.prompts if progress.step in sample_steps(run.num_steps, recipe.num_evals) else ()
+    scored = time.perf_counter()
+    due = recipe.samples.prompts if progress.step in session.course.samples else ()
     tokenizer = session.dataset.tokenizer()
     texts = [
         sample(
@@ -167,6 +204,8 @@ def _evaluate_curve(session: Session, windows: EvalWindows) -> float:
         )
         for prompt in due
     ]
+    progress.eval_s += scored - began
+    progress.sample_s += time.perf_counter() - scored
     row = {
         "kind": "eval",
         "step": progress.step,

@@ -32,7 +32,7 @@ class Weights:
     best: bool
     """Whether those of the lowest point of the curve were asked for, instead of the last."""
     tensors: dict[str, np.ndarray]
-    """float32, by parameter name of the bare model."""
+    """float32, by name in the bare model: parameters, and the biases of routers balanced by them."""
 
 
 def read_weights(directory: Path, *, best: bool = False) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ def equipoise(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> Cal
             "HOME": str(home),
             "EQUIPOISE_CACHE": str(tiny_cache),
             "LC_ALL": "C.UTF-8",
+            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
         }
         return subprocess.run(
             [sys.executable, "-m", "equipoise", *arguments],

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from equipoise.cli.plan import claim_text
+from equipoise.spec.study import preset_names
+
 
 def test_plan_writes_nothing_and_shows_matches(equipoise: Any, tmp_path: Path, tiny_toml: str) -> None:
     (tmp_path / "study.toml").write_text(tiny_toml, encoding="utf-8")
@@ -43,8 +46,34 @@ def test_plan_takes_certain_counts_from_the_cache(equipoise: Any, finished: Path
 
 def test_plan_probes_in_a_child(equipoise: Any, finished: Path) -> None:
     planned = json.loads(equipoise("plan", "study.toml", "--probe", "--jobs", "2", "--json", cwd=finished).stdout)
-    assert set(planned["step_s"]) == {"moe", "dense"} and all(0 < s < 5 for s in planned["step_s"].values())
-    assert planned["train_s"] == pytest.approx(sum(planned["step_s"].values()) * 10 * 3 / 2)
+    arms = planned["time"]["arms"]
+    assert set(arms) == {"moe", "dense"} and planned["time"]["jobs"] == 2
+    for arm in arms.values():
+        assert arm["updates_s"] == pytest.approx(30 * arm["update_s"])
+        assert all(arm[part] > 0 for part in ("start_s", "curve_s", "samples_s", "final_s"))
+    total = sum(arm["total_s"] for arm in arms.values())
+    assert total / 2 <= planned["time"]["study_s"] < total
+    shown = equipoise("plan", "study.toml", "--probe", "--jobs", "1", cwd=finished).stdout
+    assert "with 1 run(s) at a time" in shown and "final scoring" in shown
+    assert "the curve costs 16.7 % of the training; at most 5 % with recipe.curve_tokens = 153 or less" in shown
+
+
+def test_bench_sizes_every_preset(equipoise: Any) -> None:
+    found = json.loads(equipoise("bench", "--quick", "--device", "cpu", "--json").stdout)
+    assert {row["name"] for row in found["studies"]} == set(preset_names())
+    assert found["gemm_flops"] > 1e8 and found["arms"][0]["measured"]
+    for row in found["studies"]:
+        assert row["fits_in_an_hour"] == (row["study_s"] <= 3600)
+        assert row["final_scoring"] == row["name"].startswith(("quick", "gutenberg", "lr-fairness-cpu"))
+    updates = {(arm["study"], arm["arm"]): arm["update_s"] for arm in found["arms"]}
+    assert updates["tinystories", "moe"] > 100 * updates["tinystories-cpu", "moe"]
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5", ""])
+def test_jobs_are_auto_or_a_number(equipoise: Any, jobs: str) -> None:
+    for command in ("run", "plan"):
+        done = equipoise(command, "quick", f"--jobs={jobs}")
+        assert done.returncode == 2 and f"--jobs {jobs}: expected auto or a whole number of at least 1" in done.stderr
 
 
 def test_plan_of_a_missing_corpus_is_a_data_error(equipoise: Any) -> None:
@@ -182,3 +211,46 @@ def test_no_traceback_when_the_place_cannot_be_written(equipoise: Any, tmp_path:
     (tmp_path / "runs").write_text("a file in the way", encoding="utf-8")
     done = equipoise("run", "study.toml", cwd=tmp_path)
     assert done.returncode == 1 and "runs" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_power_plans_the_next_study(equipoise: Any, finished: Path) -> None:
+    done = equipoise("power", "runs/tiny", "--gap", "0.02", cwd=finished)
+    assert done.returncode == 0, done.stderr
+    assert "Seeds needed: tiny" in done.stdout and "moe − dense" in done.stdout
+    found = json.loads(equipoise("power", "runs/tiny", "--json", cwd=finished).stdout)
+    assert found["contrasts"][0]["claim"] == "moe-lower" and found["contrasts"][0]["n"] == 3
+    refused = equipoise("power", "runs/tiny", "--alpha", "2", cwd=finished)
+    assert refused.returncode == 2 and "--alpha 2.0: expected between 0 and 1" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        (
+            {"kind": "equivalent", "left": ["a", "b"], "metric": "val_loss", "equivalence_margin": 0.02},
+            "a, b equivalent to r on val_loss within 0.02",
+        ),
+        (
+            {"kind": "lower", "left": "a", "metric": "log_z", "margin": 0.0, "equivalence_margin": None},
+            "a lower than r on log_z",
+        ),
+        (
+            {"kind": "lower", "left": "a", "metric": "val_loss", "margin": 0.01, "equivalence_margin": 0.05},
+            "a lower than r on val_loss by more than 0.01 (else within 0.05)",
+        ),
+        ({"kind": "faster", "left": "a", "metric": "val_loss"}, "a faster than r on val_loss"),
+        (
+            {"kind": "trend", "left": "a", "metric": "val_bpb", "direction": "narrows"},
+            "lead of a over r narrows with the budget on val_bpb",
+        ),
+        (
+            {
+                "kind": "routing", "arm": "a", "metric": "log_z", "direction": "below", "threshold": 2.5,
+                "layers": "max", "at_frac": 0.05,
+            },
+            "log_z of a (max over layers, after 5 % of training) below 2.5",
+        ),
+    ],
+)  # fmt: skip
+def test_a_plan_says_every_kind_of_claim(claim: dict[str, Any], said: str) -> None:
+    assert claim_text({"right": "r", **claim}) == said

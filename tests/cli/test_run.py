@@ -53,7 +53,7 @@ def test_run_ends_with_results_and_a_verdict(finished: Path) -> None:
     assert found["floor"]["loss"] < min(row["val_loss"] for row in found["runs"])
     shared = next(arm["shared_init"] for arm in found["arms"] if arm["name"] == "dense")
     assert shared["with"] == "moe" and 8 <= shared["tensors"] < shared["of"]
-    for name in ("report.html", "results.md", "lock.json"):
+    for name in ("report.html", "results.md", "lock.json", "step_time.json"):
         assert (finished / "runs" / "tiny" / name).stat().st_size > 500
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from equipoise.errors import IntegrityError
+from equipoise.errors import ConfigError, IntegrityError
 from equipoise.export.names import their_tensors
+from equipoise.model.transformer import build
+from equipoise.spec.model import BalanceBias, MoEFFN
 
 from .conftest import CASES, case_id
 
@@ -59,3 +62,19 @@ def test_a_tensor_without_a_place_is_refused(make_model: Any) -> None:
         their_tensors(model.config, {name: t for name, t in whole.items() if name != "blocks.0.ffn.w_up"})
     with pytest.raises(IntegrityError, match=r"blocks\.0\.ffn\.router\.bias has no place in llama"):
         their_tensors(model.config, {**whole, "blocks.0.ffn.router.bias": np.zeros(4, np.float32)})
+
+
+def test_biases_that_moved_have_no_place_in_any_family(make_model: Any) -> None:
+    ffn = MoEFFN(num_experts=5, top_k=2, d_expert=24, balance=BalanceBias(rate=0.25))
+    model = dataclasses.replace(make_model("top-2", "gqa", True).config, ffn=ffn)
+    whole = arrays(build(model, seed=1))
+    assert not whole["blocks.1.ffn.router.bias"].any()
+    theirs = their_tensors(model, whole)  # never trained: it chooses as a Mixtral does
+    assert not any("bias" in name for name in theirs) and len(theirs) == 2 + 2 * (2 + 4 + 1 + 3 * 5)
+    moved = {**whole, "blocks.1.ffn.router.bias": np.array([0.25, 0, -0.5, 0, 0.25], np.float32)}
+    with pytest.raises(ConfigError) as caught:
+        their_tensors(model, moved)
+    assert str(caught.value) == (
+        "blocks.1.ffn.router.bias: largest value 0.5 cannot be exported; expected zeros: balance.kind = 'bias' has "
+        "moved the choice of experts, and mixtral has no such bias"
+    )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import ConfigError
 from equipoise.export.translate import from_huggingface, to_huggingface
-from equipoise.spec.model import BalanceLoss, DenseFFN, ModelConfig, MoEFFN, NoBalance
+from equipoise.spec.model import BalanceBias, BalanceLoss, DenseFFN, ModelConfig, MoEFFN, NoBalance
 
 positive = st.floats(min_value=1e-9, max_value=1e9)
 widths = st.integers(1, 300).map(lambda n: 8 * n)
@@ -21,13 +21,18 @@ widths = st.integers(1, 300).map(lambda n: 8 * n)
 @st.composite
 def experts(draw: st.DrawFn) -> MoEFFN:
     num_experts = draw(st.integers(1, 64))
+    if draw(st.booleans()):
+        top_k = draw(st.integers(1, num_experts))
+        return MoEFFN(num_experts=num_experts, top_k=top_k, d_expert=draw(widths), router="frozen")
     return MoEFFN(
         num_experts=num_experts,
         top_k=draw(st.integers(1, num_experts)),
         d_expert=draw(widths),
         renormalize=draw(st.booleans()),
         allow_no_router_gradient=True,
-        balance=draw(st.one_of(st.builds(NoBalance), st.builds(BalanceLoss, coef=st.floats(0, 10)))),
+        balance=draw(
+            st.one_of(st.builds(NoBalance), st.builds(BalanceBias), st.builds(BalanceLoss, coef=st.floats(0, 10)))
+        ),
         z_coef=draw(st.floats(0, 10)),
     )
 
@@ -65,8 +70,10 @@ def test_every_field_was_thought_of() -> None:
         ModelConfig: "num_layers num_heads num_kv_heads d_model ffn vocab_size tie_embeddings rope_theta norm_eps "
         "init_std",
         DenseFFN: "kind d_ff",
-        MoEFFN: "kind num_experts top_k d_expert renormalize allow_no_router_gradient balance z_coef",
+        MoEFFN: "kind num_experts top_k d_expert renormalize allow_no_router_gradient balance z_coef "
+        "num_shared_experts router",
         BalanceLoss: "kind coef",
+        BalanceBias: "kind rate",
         NoBalance: "kind",
     }
     for cls, names in known.items():
@@ -114,6 +121,34 @@ def test_what_our_models_do_not_do_is_refused(kind: str, field: str, value: Any)
     assert from_huggingface(make(kind)).num_layers == 2
     with pytest.raises(ConfigError, match=rf"config\.json: (rope_parameters\.)?{field}.*→"):
         from_huggingface({**make(kind), field: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"router": "hash"},
+            "ffn.router: 'hash' cannot be exported; expected 'learned' or 'frozen': Mixtral and Qwen2-MoE choose "
+            "experts by router weights",
+        ),
+        (
+            {"router": "random", "renormalize": False, "num_shared_experts": 1},
+            "ffn.router: 'random' cannot be exported; expected 'learned' or 'frozen': Mixtral and Qwen2-MoE choose "
+            "experts by router weights",
+        ),
+        (
+            {"num_shared_experts": 2, "renormalize": False},
+            "ffn.num_shared_experts: 2 cannot be exported; expected 0: Mixtral has no shared expert, and Qwen2-MoE "
+            "multiplies its own with a sigmoid gate",
+        ),
+    ],
+)
+def test_what_no_family_computes_is_refused(change: dict[str, Any], message: str) -> None:
+    ffn = MoEFFN(**{"num_experts": 4, "top_k": 2, "d_expert": 24, **change})
+    model = ModelConfig(num_layers=2, num_heads=4, d_model=32, vocab_size=300, ffn=ffn)
+    with pytest.raises(ConfigError) as caught:
+        to_huggingface(model, seq_len=128, eot_id=0)
+    assert str(caught.value) == message
 
 
 def test_other_refusals_name_the_field() -> None:

@@ -16,7 +16,15 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from equipoise.figures import contrast_label, effects, expert_usage, loss_curves, router_health, style
+from equipoise.figures import (
+    contrast_label,
+    effects,
+    expert_usage,
+    has_router_health,
+    loss_curves,
+    router_health,
+    style,
+)
 
 NAMES = ["$x_$", "_base", "plain"]
 
@@ -272,6 +280,18 @@ def test_layers_beyond_a_row_go_on_below_and_spare_panels_are_hidden() -> None:
 def test_router_health_leaves_out_what_is_no_number() -> None:
     figure = router_health(make_routing(num_layers=2, num_experts=4, top_k=1))
     assert [len(line.get_xdata()) for ax in figure.axes for line in ax.get_lines()] == [5, 5, 4, 4]
+
+
+def test_a_router_without_probabilities_has_no_health_to_draw() -> None:
+    routing = make_routing(num_layers=2, num_experts=4, top_k=1)
+    assert has_router_health(routing)
+    for point in routing["points"]:
+        for layer in point["layers"]:
+            layer |= {"router_entropy": None, "log_z": None}
+    assert not has_router_health(routing)
+    routing["points"][-1]["layers"][1]["log_z"] = 0.5
+    assert has_router_health(routing)
+    assert not has_router_health({**routing, "points": []})
 
 
 # ------------------------------------------------------------------------------------------------ style

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from equipoise.spec.model import BalanceLoss, DenseFFN, ModelConfig, MoEFFN
+from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN
 
 MakeConfig = Callable[..., ModelConfig]
 
@@ -28,13 +28,19 @@ def make_config() -> MakeConfig:
     def make(kind: str, **fields: object) -> ModelConfig:
         ffn_fields = {
             name: fields.pop(name)
-            for name in ("num_experts", "top_k", "renormalize", "allow_no_router_gradient")
+            for name in (
+                "num_experts",
+                "top_k",
+                "renormalize",
+                "allow_no_router_gradient",
+                "router",
+                "num_shared_experts",
+            )
             if name in fields
         }
         if kind == "moe":
-            ffn = MoEFFN(
-                **{"num_experts": 5, "top_k": 2, "d_expert": 24, "balance": BalanceLoss(coef=0.01), **ffn_fields}
-            )  # type: ignore[arg-type]
+            sizes = {"num_experts": 5, "top_k": 2, "d_expert": 24, "allow_no_router_gradient": True}
+            ffn = MoEFFN(**{**sizes, **ffn_fields})  # type: ignore[arg-type]
         else:
             assert kind == "dense" and not ffn_fields
             ffn = DenseFFN(d_ff=40)  # type: ignore[assignment]

@@ -29,6 +29,10 @@ SHAPES = [
     ("moe", {}),
     ("moe", {"tie_embeddings": False, "num_experts": 3, "top_k": 3, "num_kv_heads": 4}),
     ("moe", {"num_experts": 7, "top_k": 1, "renormalize": False, "num_layers": 2}),
+    ("moe", {"num_shared_experts": 2}),
+    ("moe", {"num_shared_experts": 1, "top_k": 5, "router": "random"}),
+    ("moe", {"num_experts": 4, "top_k": 1, "router": "hash"}),
+    ("moe", {"router": "frozen", "top_k": 1, "num_shared_experts": 3}),
 ]
 
 
@@ -84,4 +88,5 @@ def measured_flops(model: Transformer, B: int, S: int) -> tuple[int, int]:
 def test_flops(make_config, kind, fields) -> None:
     config = make_config(kind, **fields)
     count = count_flops(config, 19)
-    assert measured_flops(build(config, seed=0), 3, 19) == (count.forward * 3 * 19, count.training * 3 * 19)
+    not_made = count.router if fields.get("router") == "frozen" else 0  # the gradient of weights that get none
+    assert measured_flops(build(config, seed=0), 3, 19) == (count.forward * 57, (count.training - not_made) * 57)

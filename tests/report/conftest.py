@@ -12,6 +12,9 @@ import pytest
 
 BUDGETS = [40_500_000, 426_300_000]
 SEEDS = [0, 1, 2]
+SAMPLING = {"ci_low": -0.0333, "ci_high": 0.0444, "confidence": 0.95, "num_documents": 21_990, "resamples": 2000}
+KINDS = {"direction": None, "threshold": None, "layers": None, "at_frac": None}
+"""What claims of the kinds `lower` and `equivalent` do not say."""
 ARMS = ["moe", "dense-active", "dense-total"]
 LEVELS = {"moe": 1.58, "dense-active": 1.655, "dense-total": 1.561}
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}$x_$_base\u2028\u202e\u200f\x00|`a`\n{% raw %}'
@@ -139,7 +142,12 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
     ]
     pairs = [("moe", "dense-active"), ("moe", "dense-total")]
     gaps = [
-        {**_contrast(values, left, right, budget, scale), "metric": metric, "post_hoc": False}
+        {
+            **_contrast(values, left, right, budget, scale),
+            "metric": metric,
+            "post_hoc": False,
+            "validation_sampling": None if metric == "val_bpb" else SAMPLING,
+        }
         for left, right in pairs
         for budget in BUDGETS
         for metric, scale in (("best_val_loss", 1.0), ("val_bpb", 1 / 2.77))
@@ -155,6 +163,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
             {
                 "name": "moe",
                 "kind": "moe",
+                "ffn": "4 experts, top-2",
                 "widths": {**widths, "d_model": 512, "d_expert": 512, "num_experts": 4, "top_k": 2},
                 "params": {
                     "total": 21_064_192,
@@ -171,11 +180,15 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 },
                 "flops_per_token": 101_203_968,
                 "match": None,
+                "lr": 1e-3,
+                "own_budgets": [],
                 "shared_init": None,
+                "tokens_per_expert": {"40500000": 20_250_624.0, "426300000": 213_155_840.0},
             },
             {
                 "name": "dense-active",
                 "kind": "dense",
+                "ffn": "dense",
                 "widths": {**widths, "d_model": 424, "d_ff": 1664},
                 "params": {
                     "total": 14_886_216,
@@ -192,12 +205,18 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                     "quantity": 14_886_216,
                     "reference": 14_772_736,
                     "residual": 14_886_216 / 14_772_736 - 1,
+                    "rtol": 0.01,
+                    "residual_nonembedding": 11_346_664 / 10_498_560 - 1,
                 },
+                "tokens_per_expert": {"40500000": 40_501_248.0, "426300000": 426_311_680.0},
+                "lr": 3e-3,
+                "own_budgets": [],
                 "shared_init": {"with": "moe", "tensors": 5, "of": 39},
             },
             {
                 "name": "dense-total",
                 "kind": "dense",
+                "ffn": "dense",
                 "widths": {**widths, "d_model": 512, "d_ff": 2048},
                 "params": {
                     "total": 21_056_000,
@@ -214,7 +233,16 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                     "quantity": 21_056_000,
                     "reference": 21_064_192,
                     "residual": 21_056_000 / 21_064_192 - 1,
+                    "rtol": 0.01,
+                    "residual_nonembedding": 16_781_824 / 16_790_016 - 1,
                 },
+                "tokens_per_expert": {"40500000": 40_501_248.0, "426300000": 426_311_680.0},
+                "lr": 1e-3,
+                "own_budgets": [
+                    {"on": "train_flops", "to": "moe", "budget": budget, "tokens": tokens, "steps": steps}
+                    | {"quantity": 1.0, "reference": 1.0, "residual": 0.0004}
+                    for budget, tokens, steps in ((BUDGETS[0], 29_491_200, 450), (BUDGETS[1], 310_640_640, 4740))
+                ],
                 "shared_init": {"with": "moe", "tensors": 26, "of": 39},
             },
         ],
@@ -243,6 +271,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
         "runs": runs,
         "table": table,
         "gaps": gaps,
+        "crossovers": [_crossover("moe", "dense-active"), _crossover("moe", "dense-total")],
         "claims": [
             {
                 "id": "moe-beats-dense-at-equal-active",
@@ -251,6 +280,9 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "right": "dense-active",
                 "metric": "best_val_loss",
                 "budget": BUDGETS[1],
+                "budgets": [BUDGETS[1]],
+                **KINDS,
+                "matches": [],
                 "margin": 0.01,
                 "equivalence_margin": None,
                 "post_hoc": False,
@@ -269,6 +301,9 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "right": "dense-total",
                 "metric": "best_val_loss",
                 "budget": BUDGETS[1],
+                "budgets": [BUDGETS[1]],
+                **KINDS,
+                "matches": [],
                 "margin": None,
                 "equivalence_margin": 0.015,
                 "post_hoc": True,
@@ -287,6 +322,9 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "right": "moe",
                 "metric": "val_bpb",
                 "budget": BUDGETS[0],
+                "budgets": [BUDGETS[0]],
+                **KINDS,
+                "matches": [],
                 "margin": 0.0,
                 "equivalence_margin": None,
                 "post_hoc": False,
@@ -301,6 +339,52 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "marks": ["collapsed"],
             },
         ],
+        "contracts": {
+            "step_time": {
+                "step_s": {"moe": 0.02, "dense-active": 0.015, "dense-total": 0.019},
+                "spread": {"moe": 0.04, "dense-active": 0.03, "dense-total": 0.02},
+                "measured": "2026-01-03T00:00:00+00:00",
+                "environment": {"cpu": "a processor", "device": "cpu", "torch": "2.13.0+cpu", "threads": 2},
+                "load": 0.3,
+                "busy_cores": 0.02,
+                "idle": True,
+            },
+            "step_time_reason": None,
+            "rows": [_contracts(values, left, right, budget) for left, right in pairs for budget in BUDGETS],
+        },
+        "lr_sweep": {
+            "families": [
+                {
+                    "name": "dense",
+                    "members": [{"arm": "dense-active", "lr": 3e-3}, {"arm": "dense-total", "lr": 1e-3}],
+                }
+            ],
+            "choices": [
+                {
+                    "family": "dense",
+                    "budget": budget,
+                    "arm": "dense-total" if budget == BUDGETS[1] else None,
+                    "lr": 1e-3 if budget == BUDGETS[1] else None,
+                    "selection_loss": {"dense-active": None, "dense-total": 1.57},
+                    "at_edge": budget == BUDGETS[1],
+                    "reason": None if budget == BUDGETS[1] else "dense-active seed 1 is missing",
+                }
+                for budget in BUDGETS
+            ],
+            "gaps": [
+                {
+                    "left": "moe",
+                    "right": "dense",
+                    "budget": budget,
+                    "metric": "best_val_loss",
+                    "post_hoc": False,
+                    "shared": [{"lr": 1e-3, **_cell(values, "moe", "dense-total", budget)}],
+                    "best": {**_cell(values, "moe", "dense-total", budget), "lr": [1e-3, None]},
+                    "charged": {**_absent("dense would need 1 token"), "cost_factor": [1, 2]},
+                }
+                for budget in BUDGETS
+            ],
+        },
         "curves": curves,
         "routing": routing,
         "samples": samples,
@@ -365,6 +449,9 @@ def _contrast(values: dict[Any, Any], left: str, right: str, budget: int, scale:
         "left": left,
         "right": right,
         "budget": budget,
+        "budgets": [budget],
+        "statistic": "difference",
+        "bounds": [],
         "n": n,
         "expected_n": 3,
         "dropped": [seed for seed in SEEDS if str(seed) not in per_seed],
@@ -376,6 +463,63 @@ def _contrast(values: dict[Any, Any], left: str, right: str, budget: int, scale:
         "confidence": 0.95,
         "noise_floor": half * 0.68,
         "per_seed": per_seed,
+    }
+
+
+def _crossover(left: str, right: str) -> dict[str, Any]:
+    """Seed 0 crosses at 120M tokens, the others beyond the largest budget."""
+    return {
+        "left": left,
+        "right": right,
+        "metric": "best_val_loss",
+        "post_hoc": False,
+        "budgets": BUDGETS,
+        "n": 3,
+        "expected_n": 3,
+        "per_seed": {"0": 120_000_000.0, "1": None, "2": None},
+        "where": {"0": "within", "1": "above", "2": "above"},
+        "median": None,
+        "low": 120_000_000.0,
+        "high": None,
+        "mean": None,
+        "ci_low": None,
+        "ci_high": None,
+        "confidence": 0.95,
+    }
+
+
+def _cell(values: dict[Any, Any], left: str, right: str, budget: int) -> dict[str, Any]:
+    contrast = _contrast(values, left, right, budget)
+    names = ("mean", "sd", "ci_low", "ci_high", "n", "per_seed", "expected_n", "collapsed")
+    lower = left if contrast["mean"] < 0 else right
+    return {**_absent(None), **{name: contrast[name] for name in names}, "winner": lower, "clear": True}
+
+
+def _absent(reason: str | None) -> dict[str, Any]:
+    numbers = ("mean", "sd", "ci_low", "ci_high", "winner", "left_tokens", "right_tokens")
+    how = ("interpolated", "between", "loo_error", "residual")
+    nothing = {"n": 0, "per_seed": {}, "expected_n": 3, "clear": False, "collapsed": [], "reason": reason}
+    return {**dict.fromkeys((*numbers, *how)), **nothing}
+
+
+def _contracts(values: dict[Any, Any], left: str, right: str, budget: int) -> dict[str, Any]:
+    read = {"interpolated": right, "between": [budget, 2 * budget], "loo_error": 0.0031, "right_tokens": 1.1 * budget}
+    return {
+        "left": left,
+        "right": right,
+        "budget": budget,
+        "metric": "best_val_loss",
+        "post_hoc": False,
+        "agreement": {
+            "active_params": 0.0077,
+            "total_params": -0.29,
+            "flops_per_token": -0.014,
+            "on": ["active_params"],
+        },
+        "tokens": _cell(values, left, right, budget),
+        "train_flops": {**_cell(values, left, right, budget), **read},
+        "seconds": {**_absent("no step_time.json")},
+        "flips": [{"between": ["tokens", "train_flops"], "clear": False}],
     }
 
 

@@ -232,3 +232,66 @@ def test_a_command_is_shown_so_that_it_can_be_pasted() -> None:
     assert code("equipoise run x --set 'budgets=[1_000]'") == "`equipoise run x --set 'budgets=[1_000]'`"
     assert code("a `b` ``c``") == "``` a `b` ``c`` ```"
     assert code("a\nb") == "`a b`"
+
+
+# ------------------------------------------------------------------------------------------------ claims and statistics
+
+
+def test_the_interval_over_documents_and_crossings_are_shown(results: dict[str, Any], render: Render) -> None:
+    results["claims"][0]["metric"] = "best_val_loss"
+    shown = render(results)
+    assert "−0.0333 to +0.0444" in shown and "alidation sampling" in shown
+    for part in ("is zero", "1 of 3", "120M to beyond", "seed 0: 120M", "beyond the measured range"):
+        assert part in shown, part
+
+
+def test_a_match_is_also_said_with_embeddings_not_counted(results: dict[str, Any], render: Render) -> None:
+    match = {**results["arms"][1]["match"], "arm": "dense-active", "holds_nonembedding": False}
+    results["claims"][0]["matches"] = [match, {**match, "residual_nonembedding": None, "on": "flops_per_token"}]
+    shown = render(results)
+    assert (
+        "dense-active is matched to moe on active_params: residual +0.77 %; with embeddings not counted +8.08 %, no "
+        "match within 1 %"
+    ) in shown
+    assert "on flops_per_token: residual +0.77 %; no parameters are matched" in shown
+    assert "213,155,840" in shown  # tokens per expert
+
+
+@pytest.mark.parametrize(
+    ("changed", "said", "effect"),
+    [
+        (
+            {"kind": "trend", "direction": "grows", "budget": None, "budgets": [SMALL, 426_300_000]},
+            "the lead of moe over dense-active in best validation loss grows from 40.5M to 426.3M tokens",
+            ("slope", "lead of moe over dense-active, slope on ln tokens"),
+        ),
+        (
+            {"kind": "faster", "metric": "val_loss", "budget": None, "budgets": [SMALL, 426_300_000]},
+            "moe reaches the same loss with fewer tokens than dense-active from 40.5M to 426.3M tokens",
+            ("log_ratio", "ln(tokens of moe ÷ tokens of dense-active)"),
+        ),
+        (
+            {"kind": "faster", "metric": "val_loss"},
+            "moe runs ahead, on average, of dense-active along one training of 426.3M tokens",
+            ("curve_gap", "moe − dense-active, mean along training"),
+        ),
+        (
+            {
+                "kind": "routing", "right": None, "metric": "log_z", "direction": "below", "threshold": -0.5,
+                "layers": "max", "at_frac": 0.05,
+            },
+            "log_z of moe (largest of any layer, after 5 % of training) lies below −0.5 at 426.3M tokens",
+            ("value", "moe"),
+        ),
+    ],
+    ids=["trend", "faster", "faster-one-budget", "routing"],
+)  # fmt: skip
+def test_each_kind_says_what_is_claimed_and_what_its_effect_is(
+    results: dict[str, Any], changed: dict[str, Any], said: str, effect: tuple[str, str]
+) -> None:
+    claim = results["claims"][0]
+    claim.update({"margin": None, **changed})
+    claim["contrasts"][0].update(statistic=effect[0], right=claim["right"])
+    for how in (render_html, render_markdown):
+        shown = plain(how(small(results)))
+        assert said in shown and effect[1] in shown

@@ -86,7 +86,18 @@ def smaller(results: dict[str, Any]) -> dict[str, Any]:
 
 def test_sections_come_in_the_order_a_reader_needs(page: Page) -> None:
     headings = [element["text"] for element in page.find("h2")]
-    expected = ["Verdicts", "Arms", "Results", "Gaps", "Curves", "Routing", "Samples", "Scope", "Provenance"]
+    expected = [
+        "Verdicts",
+        "Arms",
+        "Results",
+        "Gaps",
+        "Contracts",
+        "Curves",
+        "Routing",
+        "Samples",
+        "Scope",
+        "Provenance",
+    ]
     assert headings == expected
     assert [element["href"] for element in page.find("a")][1:] == [f"#{name.lower()}" for name in expected]
     assert page.find("h1")[0]["text"] == "tinystories"
@@ -151,9 +162,13 @@ def test_a_diverged_seed_is_named_and_a_collapse_stands_at_every_number(page: Pa
 
 def test_gaps_have_interval_noise_floor_and_n(page: Page) -> None:
     rows = page.rows("left − right")
-    assert rows[0] == ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "seeds", "lower"]
+    assert rows[0] == [
+        "contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "validation sampling", "seeds",
+        "lower",
+    ]  # fmt: skip
+    assert [row[6] for row in rows[1:3]] == ["−0.0333 to +0.0444", "n/a"]
     row = rows[3]
-    assert row[0] == "moe − dense-active" and row[1] == "426.3M" and row[6:] == ["3 of 3", "moe"]
+    assert row[0] == "moe − dense-active" and row[1] == "426.3M" and row[7:] == ["3 of 3", "moe"]
     assert re.fullmatch(r"−0\.0\d{3} ± 0\.0\d{3}", row[3])
     assert re.fullmatch(r"−0\.0\d{3} to −0\.0\d{3}", row[4])
 
@@ -475,7 +490,7 @@ def test_markdown_tables_are_regular_and_literal(
     text = re.sub(r"(?m)^- to repeat it:.*$", "", text)
     assert "<" not in text
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(tables) == 6
+    assert len(tables) == 11
     for table in tables:
         assert len({len(cells(row)) for row in table.splitlines()}) == 1
     if hostile_one:

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from equipoise.config import load
+from equipoise.config import dump, load
 from equipoise.errors import ConfigError
 from equipoise.spec.model import (
+    BalanceBias,
     BalanceLoss,
     DenseFFN,
     ModelConfig,
     MoEFFN,
     NoBalance,
     WidthRule,
+    describe_ffn,
     ffn_width,
     open_fields,
     with_widths,
@@ -78,6 +80,51 @@ def test_defaults() -> None:
             ["ffn.balance.coef: -1.0 is not accepted; expected 0 or more"],
         ),
         (
+            {"ffn": {**MOE, "balance": {"kind": "bias", "rate": 0}}},
+            ["ffn.balance.rate: 0.0 is not accepted; expected above 0"],
+        ),
+        (
+            {"ffn": {**MOE, "balance": {"kind": "bais"}}},
+            [
+                "ffn.balance.kind: \"bais\" is not accepted; expected one of 'loss', 'bias', 'none'; "
+                "did you mean 'bias'?"
+            ],
+        ),
+        (
+            {"ffn": {**MOE, "balance": None}},
+            ["ffn.balance: null is not accepted; expected a table with kind = one of 'loss', 'bias', 'none'"],
+        ),
+        (
+            {"ffn": {**MOE, "num_shared_experts": -1}},
+            ["ffn.num_shared_experts: -1 is not accepted; expected 0 or more"],
+        ),
+        (
+            {"ffn": {**MOE, "router": "hashed"}},
+            [
+                "ffn.router: \"hashed\" is not accepted; expected one of 'learned', 'frozen', 'hash', 'random'; "
+                "did you mean 'hash'?"
+            ],
+        ),
+        (
+            {"ffn": {**MOE, "router": "hash", "balance": {"kind": "loss", "coef": 0.1}, "z_coef": 0.5}},
+            [
+                'ffn.balance: {"kind": "loss", "coef": 0.1} is not accepted; expected kind = \'none\', or nothing, '
+                "beside router = 'hash', which has no router losses",
+                "ffn.z_coef: 0.5 is not accepted; expected 0 beside router = 'hash', which has no router losses",
+            ],
+        ),
+        (
+            {"ffn": {**MOE, "router": "frozen", "balance": {"kind": "bias", "rate": 0.5}}},
+            [
+                'ffn.balance: {"kind": "bias", "rate": 0.5} is not accepted; expected kind = \'none\', or nothing, '
+                "beside router = 'frozen', which has no router losses",
+            ],
+        ),
+        (
+            {"ffn": {**MOE, "router": "random", "z_coef": -1}},
+            ["ffn.z_coef: -1.0 is not accepted; expected 0 or more"],
+        ),
+        (
             {"ffn": {**MOE, "top_k": 1}},
             [
                 "ffn.renormalize: true is not accepted; expected false beside top_k = 1: divided by itself, "
@@ -108,11 +155,38 @@ def test_faults(change: dict[str, Any], expected: list[str]) -> None:
         {"top_k": 1, "renormalize": False},
         {"top_k": 1, "allow_no_router_gradient": True},
         {"top_k": 1, "num_experts": 1},
+        {"top_k": 1, "router": "frozen"},
+        {"top_k": 1, "router": "hash"},
+        {"top_k": 1, "router": "random"},
         {"top_k": 4},
     ],
 )
 def test_top_1_where_it_is_meant(change: dict[str, Any]) -> None:
     assert load(ModelConfig, {**MODEL, "ffn": {**MOE, **change}})
+
+
+def test_the_balance_that_is_left_out_is_the_one_the_router_can_have() -> None:
+    for router, balance in (("learned", BalanceLoss(coef=0.01)), ("frozen", NoBalance()), ("hash", NoBalance())):
+        ffn = load(MoEFFN, {**MOE, "router": router})
+        assert ffn.balance == balance
+        assert load(MoEFFN, dump(ffn)) == ffn == MoEFFN(num_experts=4, top_k=2, d_expert=64, router=router)  # type: ignore[arg-type]
+    assert load(MoEFFN, {**MOE, "balance": {"kind": "bias"}}).balance == BalanceBias(rate=0.001)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "4 experts, top-2"),
+        ({"num_experts": 1, "top_k": 1}, "1 expert, top-1"),
+        ({"balance": {"kind": "none"}}, "4 experts, top-2, not balanced"),
+        ({"balance": {"kind": "bias"}, "num_shared_experts": 2}, "4 experts, top-2, 2 shared, balanced by bias"),
+        ({"router": "frozen"}, "4 experts, top-2, frozen router"),
+        ({"router": "random", "num_shared_experts": 1}, "4 experts, top-2, 1 shared, random router"),
+    ],
+)
+def test_a_layer_in_a_few_words(change: dict[str, Any], expected: str) -> None:
+    assert describe_ffn(load(MoEFFN, {**MOE, **change})) == expected
+    assert describe_ffn(DenseFFN(d_ff=8)) == "dense"
 
 
 @pytest.mark.parametrize(

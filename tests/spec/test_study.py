@@ -6,15 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from equipoise.config import apply_override, digest, dump, load, read_toml
 from equipoise.errors import ConfigError
-from equipoise.spec.claims import EquivalentClaim, LowerClaim, left_arms
+from equipoise.routing import diagnose
+from equipoise.spec.claims import (
+    ROUTING_METRICS,
+    EquivalentClaim,
+    FasterClaim,
+    LowerClaim,
+    RoutingClaim,
+    TrendClaim,
+    claim_arms,
+    left_arms,
+)
 from equipoise.spec.model import DenseFFN, ModelConfig, MoEFFN, NoBalance, WidthRule
 from equipoise.spec.recipe import WSD, Optim, Recipe, Samples
 from equipoise.spec.run import RunConfig, num_steps
-from equipoise.spec.study import Match, load_study_table, parse_study
+from equipoise.spec.study import Match, load_study_table, parse_study, preset_names
 
 STUDY = """
 name = "x"
@@ -82,9 +93,9 @@ def test_an_unknown_study_lists_the_presets() -> None:
     with pytest.raises(ConfigError) as caught:
         load_study_table("tinystorys")
     assert str(caught.value) == (
-        "tinystorys: no such study file or preset; presets: gutenberg, gutenberg-cpu, quick, tinystories, "
-        "tinystories-cpu; did you mean 'tinystories'?"
+        f"tinystorys: no such study file or preset; presets: {', '.join(preset_names())}; did you mean 'tinystories'?"
     )
+    assert len(preset_names()) > 2 and "quick" in str(caught.value)
 
 
 def test_a_study_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -155,6 +166,75 @@ def test_claims_of_both_kinds() -> None:
     assert (left_arms(lower), left_arms(equivalent)) == (("moe",), ("moe",))
     assert (lower.metric, lower.budget, lower.margin, lower.equivalence_margin) == ("val_bpb", 100_000, 0.01, 0.02)
     assert (equivalent.metric, equivalent.allow_collapsed) == ("val_loss", True)
+
+
+NEW = {
+    "trend": "id='t', kind='trend', left='moe', right='dense', direction='grows'",
+    "faster": "id='f', kind='faster', left='moe', right='dense'",
+    "routing": "id='r', kind='routing', arm='moe', metric='topk_share', direction='above', threshold=0.9",
+    "log_z": "id='z', kind='lower', left='moe', right='other', metric='log_z'",
+}
+OTHER = "arms.other.model.ffn={kind='moe', num_experts=4, top_k=2, d_expert=64}"
+THREE = "budgets=[100_000, 200_000, 400_000]"
+
+
+def test_claims_over_budgets_and_of_routing() -> None:
+    listed = ", ".join(f"{{{claim}}}" for claim in NEW.values())
+    study = parse_study(table(OTHER, THREE, f"claims=[{listed}]"))
+    trend, faster, routing, log_z = study.claims
+    assert isinstance(trend, TrendClaim) and (trend.direction, trend.metric) == ("grows", "val_loss")
+    assert isinstance(faster, FasterClaim) and isinstance(log_z, LowerClaim)
+    assert isinstance(routing, RoutingClaim) and (routing.layers, routing.at_frac) == ("mean", 1.0)
+    assert [claim_arms(claim) for claim in study.claims] == [("moe", "dense")] * 2 + [("moe",), ("moe", "other")]
+    assert load(type(study), json.loads(json.dumps(dump(study)))) == study
+
+
+def test_the_routing_metrics_are_numbers_of_a_layer() -> None:
+    layer = diagnose(np.array([3, 1, 2]), 0.5, 2.0, 1)
+    assert {name for name, value in layer.items() if type(value) is float} == set(ROUTING_METRICS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "said"),
+    [
+        ("trend", {"budgets=[5_000]"}, "kind: 'trend' is not accepted over 1 budget(s); expected 2 or more"),
+        ("faster", set(), "kind: 'faster' is not accepted over 2 budget(s); expected 1, or 3 or more"),
+        ("faster", {THREE, "claims.0.metric='val_bpb'"}, "metric: \"val_bpb\" is not accepted; expected 'val_loss'"),
+        ("trend", {"claims.0.right='moe'"}, 'right: "moe" is not accepted; expected an arm that is not on the left'),
+        ("trend", {"claims.0.direction='up'"}, "direction: \"up\" is not accepted; expected one of 'grows', 'narrows'"),
+        (
+            "trend",
+            {"claims.0.left='mo'"},
+            "left: \"mo\" is not accepted; expected one of moe, dense; did you mean 'moe'?",
+        ),
+        (
+            "routing",
+            {"claims.0.arm='mo'"},
+            "arm: \"mo\" is not accepted; expected one of moe, dense; did you mean 'moe'?",
+        ),
+        (
+            "routing",
+            {"claims.0.arm='dense'"},
+            "arm: \"dense\" is not accepted; expected a routed arm, for metric = 'topk_share'",
+        ),
+        ("routing", {"claims.0.at_frac=0"}, "at_frac: 0.0 is not accepted; expected above 0 to 1"),
+        ("routing", {"claims.0.at_frac=1.5"}, "at_frac: 1.5 is not accepted; expected above 0 to 1"),
+        ("routing", {"claims.0.budget=3"}, "budget: 3 is not accepted; expected 'largest' or one of 100000, 200000"),
+        (
+            "log_z",
+            {"claims.0.right='dense'"},
+            "right: \"dense\" is not accepted; expected a routed arm, for metric = 'log_z'",
+        ),
+    ],
+)
+def test_faults_of_claims_over_budgets_and_of_routing(kind: str, changed: set[str], said: str) -> None:
+    others = [OTHER] if kind == "log_z" else []
+    assert faults(f"claims=[{{{NEW[kind]}}}]", *others, *sorted(changed)) == [f"claims.0.{said}"]
+
+
+def test_a_threshold_is_finite() -> None:
+    with pytest.raises(ValueError, match=r"^threshold: Infinity is not accepted; expected a finite number$"):
+        RoutingClaim(id="r", arm="moe", metric="log_z", direction="above", threshold=float("inf"))
 
 
 def test_a_study_reads_back() -> None:
@@ -274,7 +354,11 @@ def test_parsing_changes_nothing_it_was_given() -> None:
             "claims.0.budget: \"larg\" is not accepted; expected a whole number or 'largest'; did you mean 'largest'?",
         ),
         ("claims=3", "claims: 3 is not accepted; expected a list of tables"),
-        ("claims=[3]", "claims.0: 3 is not accepted; expected a table with kind = one of 'lower', 'equivalent'"),
+        (
+            "claims=[3]",
+            "claims.0: 3 is not accepted; expected a table with kind = one of 'lower', 'equivalent', 'trend', "
+            "'faster', 'routing'",
+        ),
     ],
 )
 def test_a_fault_takes_one_line(override: str, expected: str) -> None:
@@ -380,7 +464,7 @@ RUNS = [
         ),
     ),
 ]
-DIGEST = "8b9704294f01232e4d2b5032c029e9c4fc453a8c4c09d97f6dfcf4e75b2282b7"
+DIGEST = "95a3ec67e5dfd6cee8cbcf8cd89bdfb23a93cf61f42ea74a2f6a51238c4d403e"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.arm))

@@ -34,6 +34,9 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 CacheOption = Annotated[Path | None, typer.Option("--cache", metavar="DIR", help="Where prepared corpora are kept.")]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
+JobsOption = Annotated[
+    str, typer.Option("--jobs", metavar="auto|N", help="Runs at a time; auto = what a short probe finds best.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
 
@@ -53,6 +56,15 @@ def check_device(device: str) -> None:
     """ConfigError unless `device` is one of auto, cpu, cuda."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+
+
+def read_jobs(jobs: str) -> int | None:
+    """The number of runs at a time; None for `auto`. ConfigError for anything else."""
+    if jobs == "auto":
+        return None
+    if not jobs.isascii() or not jobs.isdecimal() or int(jobs) < 1:
+        raise ConfigError(f"--jobs {jobs}: expected auto or a whole number of at least 1")
+    return int(jobs)
 
 
 def emit_json(value: Any) -> None:

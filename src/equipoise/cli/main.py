@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from equipoise import __version__
-from equipoise.cli import doctor, evaluate, export, plan, presets, reports, run, sample, selftest, train
+from equipoise.cli import bench, doctor, evaluate, export, plan, power, presets, reports, run, sample, selftest, train
 from equipoise.cli.console import emit_json, say
 from equipoise.errors import EquipoiseError, ResourceError
 
@@ -48,6 +49,7 @@ app.command(name="run")(run.run)
 app.command(name="plan")(plan.plan)
 app.command(name="status")(reports.status)
 app.command(name="report")(reports.report)
+app.command(name="power")(power.power)
 app.add_typer(presets.app, name="presets")
 app.command(name="train")(train.train)
 app.command(name="sample")(sample.sample)
@@ -55,7 +57,8 @@ app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="export")(export.export)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="selftest")(selftest.selftest)
-app.command(name="step-time", hidden=True)(plan.step_time)
+app.command(name="bench")(bench.bench)
+app.command(name="probe", hidden=True)(bench.probe)
 
 
 def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseError") -> int:
@@ -67,10 +70,19 @@ def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseErr
     return exit_code
 
 
-def _call(as_json: bool) -> int:
-    """Run the command; returns the exit code."""
+@app.command(hidden=True, name="nursery")
+def nursery() -> None:
+    """Fork a child for every request on stdin (used by `run`)."""
+    from equipoise import train  # noqa: F401  (what every child needs, loaded once)
+    from equipoise.forks import serve
+
+    serve(lambda arguments: _call(False, arguments))
+
+
+def _call(as_json: bool, arguments: Sequence[str] | None = None) -> int:
+    """Run the command, that of the process or `arguments`; returns the exit code."""
     try:
-        return app(standalone_mode=False) or 0
+        return app(arguments, standalone_mode=False) or 0
     except EquipoiseError as error:
         return _fail(str(error), error.exit_code, as_json, type(error).__name__)
     except KeyboardInterrupt:
@@ -102,4 +114,6 @@ def _call(as_json: bool) -> int:
 
 def main() -> None:
     """Entry point of `equipoise`; never shows a traceback for an error a user can cause."""
+    # Read when a GPU's matrix library starts, here or in a child: products then add in the same order every time.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     sys.exit(_call("--json" in sys.argv))

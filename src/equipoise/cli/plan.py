@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from equipoise.cli.console import (
     CacheOption,
+    JobsOption,
     JsonOption,
     SetOption,
     StudyArgument,
     default_cache,
     emit_json,
     out,
+    read_jobs,
     read_study,
     show_table,
 )
-from equipoise.text import count, duration, percent, scientific, size
+from equipoise.estimate import MAX_CURVE_SHARE
+from equipoise.spec.sweep import lr_text
+from equipoise.text import count, duration, percent, scientific, short, size
 
 
 def plan(
     study: StudyArgument,
     overrides: SetOption = None,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure a few updates of each arm and estimate the time.")
+        bool, typer.Option("--probe", help="Measure each arm for a few seconds and estimate the time.")
     ] = False,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Runs at a time for the estimate; 0 = as `run` would.")
-    ] = 0,
+    jobs: JobsOption = "auto",
     cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,33 +39,24 @@ def plan(
 
     Example: equipoise plan tinystories-cpu --set 'corpus.path="stories"' --probe
     """
-    from equipoise.engine import default_jobs, probe_steps
     from equipoise.matching import resolve_arms
+    from equipoise.probe import default_jobs, measure_rates
     from equipoise.study import data_facts
     from equipoise.study import plan as make_plan
 
+    wanted = read_jobs(jobs)
     spec = read_study(study, overrides)
     facts = data_facts(spec, cache or default_cache())
-    num_jobs = jobs or default_jobs(spec.recipe.threads)
+    num_runs = len(spec.arms) * len(spec.seeds) * len(spec.budgets)
+    num_jobs = min(wanted or default_jobs(spec.recipe.threads).number, num_runs)
     arms = resolve_arms(spec.arms, facts.vocab_size, spec.recipe.seq_len)
-    step_s = probe_steps({name: arm.model for name, arm in arms.items()}, spec.recipe) if probe else None
-    planned = make_plan(spec, facts, step_s, num_jobs)
+    models = {name: arm.model for name, arm in arms.items()}
+    rates = measure_rates(models, spec.recipe, num_jobs) if probe else None
+    planned = make_plan(spec, facts, rates, num_jobs)
     if as_json:
         emit_json(planned)
     else:
         show_plan(planned)
-
-
-def step_time() -> None:
-    """Read models and a recipe as JSON from stdin, print seconds of one update per model (used by `plan --probe`)."""
-    from equipoise.bench import step_seconds
-    from equipoise.config import load
-    from equipoise.spec.model import ModelConfig
-    from equipoise.spec.recipe import Recipe
-
-    request = json.load(sys.stdin)
-    recipe = load(Recipe, request["recipe"])
-    print(json.dumps({name: step_seconds(load(ModelConfig, m), recipe) for name, m in request["models"].items()}))
 
 
 def show_plan(planned: Mapping[str, Any]) -> None:
@@ -80,6 +71,12 @@ def show_plan(planned: Mapping[str, Any]) -> None:
         ["arm", *components],
         [[arm["name"], *(count(arm["by_component"][name]) for name in components)] for arm in planned["arms"]],
     )
+    if any(arm["kind"] == "moe" for arm in planned["arms"]):
+        show_table(
+            "Tokens per expert",
+            ["arm", *(f"of {short(b['budget'])}" for b in planned["budgets"])],
+            [[arm["name"], *map(count, arm["tokens_per_expert"].values())] for arm in planned["arms"]],
+        )
     show_table(
         "Budgets",
         ["tokens asked", "steps", "tokens trained", "epochs"],
@@ -93,39 +90,124 @@ def show_plan(planned: Mapping[str, Any]) -> None:
             for b in planned["budgets"]
         ],
     )
+    own = [(arm["name"], said) for arm in planned["arms"] for said in arm["own_budgets"]]
+    if own:
+        show_table(
+            "Arms with budgets of their own",
+            ["arm", "agrees on", "study budget", "own tokens", "steps", "residual"],
+            [
+                [
+                    name,
+                    f"{said['on']} of {said['to']}",
+                    count(said["budget"]),
+                    count(said["tokens"]),
+                    count(said["steps"]),
+                    percent(said["residual"]),
+                ]
+                for name, said in own
+            ],
+        )
+    if len({arm["lr"] for arm in planned["arms"]}) > 1:
+        rates = ", ".join(f"{arm['name']} {lr_text(arm['lr'])}" for arm in planned["arms"])
+        out().print(f"peak learning rates: {rates}\n", soft_wrap=True)
     if planned["train_tokens"] is None:
         out().print("epochs: unknown until corpus.path is set\n")
     for budget in planned["budgets"]:
         if budget["epochs"] is not None and budget["epochs"] > 4:
             out().print(f"warning: {budget['budget']:,} tokens repeat the training data {budget['epochs']:.1f} times\n")
-    seeds = len(planned["seeds"])
-    sizes = ((len(planned["arms"]), "arm"), (seeds, "seed"), (len(planned["budgets"]), "budget"))
+        if budget["curve_share"] > MAX_CURVE_SHARE:
+            out().print(
+                f"warning: at {budget['budget']:,} tokens the curve costs {100 * budget['curve_share']:.1f} % of the "
+                f"training; at most {100 * MAX_CURVE_SHARE:.0f} % with recipe.curve_tokens = "
+                f"{budget['affordable_curve_tokens']:,} or less\n"
+            )
+    sizes = ((len(planned[kind]), kind.removesuffix("s")) for kind in ("arms", "seeds", "budgets"))
     product = " × ".join(f"{size} {what}{'s' * (size != 1)}" for size, what in sizes)
     out().print(f"runs: {planned['num_runs']} ({product})")
+    for line in updates_lines(planned["arms"]):
+        out().print(line, soft_wrap=True)
     out().print(f"training FLOPs: {scientific(planned['train_flops'])}    disk: at most {size(planned['disk_bytes'])}")
-    if planned["train_s"] is None:
+    if planned["time"] is None:
         out().print("time: not measured (add --probe)")
     else:
-        out().print(f"time: about {duration(planned['train_s'])} of training with {planned['jobs']} run(s) at a time")
-        out().print(
-            "update: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in planned["step_s"].items())
-        )
+        show_time(planned["time"])
     for claim in planned["claims"]:
-        left = ", ".join(claim["left"]) if isinstance(claim["left"], list) else claim["left"]
-        verb = {"lower": "lower than", "equivalent": "equivalent to"}[claim["kind"]]
-        out().print(f"claim {claim['id']}: {left} {verb} {claim['right']} on {claim['metric']}")
+        out().print(f"claim {claim['id']}: {claim_text(claim)}")
 
 
-ARM_HEADINGS = ("arm", "ffn", "d_model", "width", "total", "active", "FLOPs/token", "matched to", "residual")
+def updates_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What budgets that share a trunk save, in a line for all arms, or for each group of arms whose budgets differ."""
+    groups: dict[tuple[int, int, int], list[str]] = {}
+    for arm in arms:
+        updates = arm["updates"]
+        groups.setdefault((updates["per_seed"], updates["of_trunk"], updates["from_scratch"]), []).append(arm["name"])
+    one = len(groups) == 1
+    return [
+        f"updates per {'arm and seed' if one else 'seed of ' + ', '.join(names)}: {count(per_seed)}, of which "
+        f"{count(of_trunk)} in a trunk that the budgets share; one by one they would take {count(from_scratch)} "
+        f"({from_scratch / per_seed:.2f} times as many)"
+        for (per_seed, of_trunk, from_scratch), names in groups.items()
+        if of_trunk
+    ]
+
+
+def show_time(estimate: Mapping[str, Any]) -> None:
+    """The estimate of time: in all, and per arm what its runs take one after the other."""
+    jobs = estimate["jobs"]
+    out().print(f"time: about {duration(estimate['study_s'])} with {jobs} run(s) at a time, the data being prepared\n")
+    parts = ("start_s", "updates_s", "curve_s", "samples_s", "final_s")
+    show_table(
+        "Time of all runs of an arm",
+        ["arm", "ms/update", "start", "updates", "curve", "samples", "final scoring", "together"],
+        [
+            [name, f"{arm['update_s'] * 1e3:,.1f}", *(duration(arm[part]) for part in (*parts, "total_s"))]
+            for name, arm in estimate["arms"].items()
+        ],
+    )
+
+
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """A claim in a few words, from what the study declares."""
+    if claim["kind"] == "routing":
+        when = "" if claim["at_frac"] == 1 else f", after {100 * claim['at_frac']:g} % of training"
+        where = f"{claim['direction']} {claim['threshold']:g}"
+        return f"{claim['metric']} of {claim['arm']} ({claim['layers']} over layers{when}) {where}"
+    left = ", ".join(claim["left"]) if isinstance(claim["left"], list) else claim["left"]
+    if claim["kind"] == "trend":
+        return f"lead of {left} over {claim['right']} {claim['direction']} with the budget on {claim['metric']}"
+    verb = {"lower": "lower than", "equivalent": "equivalent to", "faster": "faster than"}[claim["kind"]]
+    margin, epsilon = claim.get("margin"), claim.get("equivalence_margin")
+    more = f" by more than {margin:g}" if margin else ""
+    same = (
+        ""
+        if epsilon is None
+        else f" within {epsilon:g}"
+        if claim["kind"] == "equivalent"
+        else f" (else within {epsilon:g})"
+    )
+    return f"{left} {verb} {claim['right']} on {claim['metric']}{more}{same}"
+
+
+ARM_HEADINGS = (
+    "arm",
+    "ffn",
+    "d_model",
+    "width",
+    "total",
+    "active",
+    "FLOPs/token",
+    "matched to",
+    "residual",
+    "no embeddings",
+)
 
 
 def arm_cells(arm: Mapping[str, Any]) -> list[str]:
     """One row of the table of arms."""
     widths, match = arm["widths"], arm["match"]
-    ffn = f"{widths['num_experts']} experts, top-{widths['top_k']}" if arm["kind"] == "moe" else "dense"
     return [
         arm["name"],
-        ffn,
+        arm["ffn"],
         count(widths["d_model"]),
         count(widths.get("d_ff", widths.get("d_expert"))),
         count(arm["params"]["total"]),
@@ -133,6 +215,7 @@ def arm_cells(arm: Mapping[str, Any]) -> list[str]:
         count(arm["flops_per_token"]),
         f"{match['to']} on {match['on']}" if match else "—",
         percent(match["residual"]) if match else "—",
+        percent(match["residual_nonembedding"]) if match and match["residual_nonembedding"] is not None else "—",
     ]
 
 

@@ -16,6 +16,7 @@ from equipoise.cli.console import say
 from equipoise.engine import Event
 from equipoise.spec.run import RunConfig
 from equipoise.text import count, duration, number
+from equipoise.trunk import TrunkConfig
 
 PLAIN_EVERY_S: Final = 15.0
 """Seconds between two plain lines about runs that are under way."""
@@ -30,7 +31,7 @@ class Progress:
         self.quiet = quiet
         self.began = time.monotonic()
         self.last_plain = time.monotonic()
-        self.rows: dict[str, tuple[RunConfig, dict[str, Any]]] = {}
+        self.rows: dict[str, tuple[RunConfig | TrunkConfig, dict[str, Any]]] = {}
         console = Console(stderr=True)
         live = not quiet and sys.stderr.isatty() and not console.is_dumb_terminal
         self.live = Live(console=console, refresh_per_second=2, transient=True) if live else None
@@ -54,7 +55,7 @@ class Progress:
                 self.rows[name] = (event.task.run, event.row)
         elif event.kind == "finished":
             self.rows.pop(name, None)
-            self.done += event.exit_code == 0
+            self.done += event.exit_code == 0 and isinstance(event.task.run, RunConfig)
             self._line(f"[{self.done}/{self.total}] {name}: {_end(event)}")
         if self.live:
             self.live.update(self._table())
@@ -87,7 +88,7 @@ def _end(event: Event) -> str:
     return f"exit code {event.exit_code}, see {event.task.log}"
 
 
-def _state(run: RunConfig, row: dict[str, Any]) -> str:
+def _state(run: RunConfig | TrunkConfig, row: dict[str, Any]) -> str:
     """step/total (share) · loss · learning rate as a share of its peak · ms/step · tokens/s · elapsed · time left."""
     steps, step = run.num_steps, row["step"]
     done = f"step {step}/{steps} ({100 * step // steps} %)"

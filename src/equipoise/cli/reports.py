@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli.console import JsonOption, emit_json, out, print_table, say, show_table
-from equipoise.report import statements, tables, values, verdicts
+from equipoise.report import crossings, fairness, statements, tables, values, verdicts
 from equipoise.report.values import Cell, Table
 from equipoise.report.verdicts import Effect
 from equipoise.text import count, duration, loss, one_line
@@ -25,17 +25,13 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     """
     from equipoise.lock import read_lock
     from equipoise.lock import status as read_status
-    from equipoise.record import last_row
+    from equipoise.trunk import checkpoint_steps, trunks_of
 
     lock = read_lock(directory)
     rows: list[dict[str, Any]] = []
-    for record in read_status(directory, lock):
-        newest = None
-        if record.status in ("started", "interrupted"):
-            with contextlib.suppress(
-                ValueError, TypeError, OSError
-            ):  # what lies there is judged when it is gone on from
-                newest = last_row(record.directory / "metrics.jsonl")
+    records = read_status(directory, lock)
+    for record in records:
+        newest = _newest_row(record.directory) if record.status in ("started", "interrupted") else None
         summary = record.summary or {}
         rows.append(
             {
@@ -47,8 +43,13 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
                 "message": record.fault or summary.get("message"),
             }
         )
+    trunks: list[dict[str, Any]] = []
+    for trunk in trunks_of(record.locked for record in records if record.locked):
+        place = directory / trunk.folder
+        step = (_newest_row(place) or {}).get("step") or max(checkpoint_steps(place), default=0)
+        trunks.append({"trunk": trunk.folder, "step": step, "steps": trunk.num_steps, "budgets": list(trunk.budgets)})
     if as_json:
-        emit_json({"study": lock.study.name, "runs": rows})
+        emit_json({"study": lock.study.name, "runs": rows, "trunks": trunks})
         return
     show_table(
         f"{lock.study.name}: {sum(r['status'] == 'complete' for r in rows)} of {len(rows)} runs complete",
@@ -65,6 +66,24 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
             for r in rows
         ],
     )
+    if trunks:
+        show_table(
+            "Trunks: updates that budgets share",
+            ["trunk", "step", "of", "budgets"],
+            [
+                [t["trunk"], count(t["step"]), count(t["steps"]), ", ".join(count(budget) for budget in t["budgets"])]
+                for t in trunks
+            ],
+        )
+
+
+def _newest_row(directory: Path) -> dict[str, Any] | None:
+    """The last row of a record that may be growing or damaged; what lies there is judged when it is gone on from."""
+    from equipoise.record import last_row
+
+    with contextlib.suppress(ValueError, TypeError, OSError):
+        return last_row(directory / "metrics.jsonl")
+    return None
 
 
 def report(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
@@ -120,10 +139,14 @@ def show_results(results: Mapping[str, Any]) -> None:
     _show(tables.results_table(results))
     if results["gaps"]:
         _show(tables.gaps_table(results, values.main_metric(results)))
+    if results["crossovers"]:
+        _show(crossings.crossovers_table(results, values.main_metric(results)))
+    for table in fairness.tables(results, values.main_metric(results)):
+        _show(table)
     for card in verdicts.cards(results):
         marks = f" [{', '.join(card.marks)}]" if card.marks else ""
         out().print(f"{card.verdict.upper():<13} {one_line(card.id + marks)}", soft_wrap=True)
-        for line in (card.sentence, card.reason, *map(_later, card.later)):
+        for line in (card.sentence, card.reason, *card.matches, *map(_later, card.later)):
             out().print(f"              {one_line(line)}", soft_wrap=True)
     if mixed := statements.mixed(results):
         out().print(f"mixed environments: {one_line(mixed)}", soft_wrap=True)
@@ -144,6 +167,6 @@ def _later(effect: Effect) -> str:
     """An effect that is shown beside a verdict and was not judged."""
     marks = f" ({', '.join(effect.marks)})" if effect.marks else ""
     return (
-        f"post hoc, not judged: {effect.pair} at {effect.budget} tokens {effect.mean}{marks}, 95 % interval "
+        f"post hoc, not judged: {effect.pair} {effect.budget} {effect.mean}{marks}, 95 % interval "
         f"{effect.interval}, n = {effect.seeds}"
     )

@@ -29,7 +29,10 @@ from equipoise.text import number
 
 def train(
     target: Annotated[
-        str, typer.Argument(metavar="STUDY|RUN", help="A study (with --arm and --seed) or a run directory.")
+        str,
+        typer.Argument(
+            metavar="STUDY|RUN", help="A study (with --arm and --seed), or the directory of a run or trunk."
+        ),
     ],
     arm: Annotated[str | None, typer.Option("--arm", help="Which arm of the study.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Which seed of the study.")] = None,
@@ -44,6 +47,8 @@ def train(
 ) -> None:
     """Train one run, or go on with it where it stopped; the result is the same.
 
+    A run with the WSD schedule goes on from the trunk beside it, `<arm>/trunk-s<seed>`, if that serves it.
+
     Example: equipoise train quick --arm moe --seed 0
     """
     from equipoise.engine import catching_signals
@@ -52,39 +57,49 @@ def train(
     check_device(device)
     folder = cache or default_cache()
     with catching_signals(second=lambda number: os._exit(128 + number)) as stop:
-        if (Path(target) / "config.json").exists():
+        is_trunk = (Path(target) / "trunk.json").exists()
+        if is_trunk or (Path(target) / "config.json").exists():
             if any(value is not None for value in (arm, seed, budget, destination, overrides)):
                 raise ConfigError(f"{target}: a run directory; --arm, --seed, --budget, --out and --set are a study's")
-            run, directory, dataset = _of_directory(Path(target).resolve(), data, folder)
+            run, directory, dataset = _of_directory(Path(target).resolve(), is_trunk, data, folder)
         else:
             wanted = (arm, seed, budget)
             run, directory, dataset = _of_study(target, wanted, destination, overrides, folder, quiet, stop)
         from equipoise.train import train as train_run
+        from equipoise.train import train_trunk
+        from equipoise.trunk import trunk_name
 
+        trunk = directory.parent / trunk_name(run.seed)
+        summary: dict[str, Any]
+        options: dict[str, Any] = {
+            "device": device,
+            "log": lambda line: say(line, quiet),
+            "stop_signal": stop,
+        }
         with held(directory.parent / f".{directory.name}.lock", str(directory)):
-            summary = train_run(
-                run,
-                directory,
-                dataset,
-                device=device,  # type: ignore[arg-type]  # checked above
-                log=lambda line: say(line, quiet),
-                stop_signal=stop,
-            )
+            if is_trunk:
+                summary = {"trunk": str(directory), "steps": train_trunk(run, directory, dataset, **options)}
+            else:
+                options["trunk"] = trunk if (trunk / "trunk.json").exists() else None
+                summary = train_run(run, directory, dataset, **options)
     if as_json:
         emit_json(summary)
+    elif is_trunk:
+        out().print(f"{directory}: trunk at step {summary['steps']} of {run.num_steps}")
     else:
         mark = " (collapsed)" if summary["collapsed"] else ""
         out().print(f"{directory}: {summary['split']} loss {number(summary['val_loss'])} nats/token{mark}")
 
 
-def _of_directory(directory: Path, data: Path | None, cache: Path) -> tuple[Any, Path, Any]:
-    """The run of a run directory and its data set."""
+def _of_directory(directory: Path, is_trunk: bool, data: Path | None, cache: Path) -> tuple[Any, Path, Any]:
+    """The run of a run directory, or the trunk of a trunk's, and its data set."""
     from equipoise.data.dataset import open_dataset
     from equipoise.files import read_json
     from equipoise.record import read_config
+    from equipoise.trunk import read_trunk
 
-    run = read_config(directory)
-    assert run is not None  # its config.json exists
+    run = read_trunk(directory) if is_trunk else read_config(directory)
+    assert run is not None  # its config.json, or trunk.json, exists
     if data:
         return run, directory, open_dataset(data)
     for path in sorted(cache.glob("*/dataset.json")):
@@ -107,7 +122,7 @@ def _of_study(
 ) -> tuple[Any, Path, Any]:
     """One run of a study that is prepared and locked first."""
     from equipoise.files import held
-    from equipoise.lock import locked_runs
+    from equipoise.lock import locked_runs, study_budget
     from equipoise.study import prepare_study
 
     spec = read_study(target, overrides)
@@ -128,6 +143,6 @@ def _of_study(
             say=lambda line: say(line, quiet),
             should_stop=lambda: stop() != 0,
         )
-    chosen = (arm, seed, budget or max(spec.budgets))
-    run = next(run for run in locked_runs(lock) if (run.arm, run.seed, run.budget) == chosen)
+    chosen, at = (arm, seed, budget or max(spec.budgets)), study_budget(lock)
+    run = next(run for run in locked_runs(lock) if (run.arm, run.seed, at[run.arm, run.budget]) == chosen)
     return run, (directory / run.folder).resolve(), dataset

@@ -293,6 +293,10 @@ class Estimate:
 
     train_tokens: int
     """Tokens of the train split, end-of-text included: tokens per byte of a sample × bytes of the corpus."""
+    validation_tokens: int
+    """Tokens of the validation split, likewise."""
+    selection_tokens: int
+    """Tokens of the selection split, likewise."""
     vocab_size: int
     """V as the sample reached it when it was the whole corpus, else as asked for."""
 
@@ -321,18 +325,26 @@ def estimate(corpus: Corpus, tokenizer: Tokenizer) -> Estimate:
     trained = train_tokenizer(tokenizer, iter(sample))
     num_tokens = sum(len(ids) + 1 for ids in trained.encode_arrays(sample))
     num_bytes = sum(len(text.encode()) for text in sample)
+    tokens = [
+        round(size * num_tokens / num_bytes) for size in _split_bytes(corpus, source, num_bytes, len(sample), complete)
+    ]
     return Estimate(
-        train_tokens=round(_train_bytes(corpus, source, num_bytes, len(sample), complete) * num_tokens / num_bytes),
+        train_tokens=tokens[0],
+        selection_tokens=tokens[1],
+        validation_tokens=tokens[2],
         vocab_size=trained.vocab_size if complete else requested_vocab_size(tokenizer),
     )
 
 
-def _train_bytes(corpus: Corpus, source: Source, sample_bytes: int, sample_documents: int, complete: bool) -> float:
-    """Bytes the train split will have, as far as the sample and the sizes of the files tell."""
+def _split_bytes(
+    corpus: Corpus, source: Source, sample_bytes: int, sample_documents: int, complete: bool
+) -> tuple[float, float, float]:
+    """Bytes that train, selection and validation will have, as far as the sample and the sizes of the files tell."""
     if isinstance(corpus, GrammarCorpus):
-        return corpus.num_documents * sample_bytes / sample_documents
-    official = any(file.split == "validation" for file in source.files)
+        each = sample_bytes / sample_documents
+        return corpus.num_documents * each, corpus.num_selection * each, corpus.num_validation * each
+    official = sum(file.num_bytes for file in source.files if file.split == "validation")
+    rest = sample_bytes if complete else sum(file.num_bytes for file in source.files if file.split != "validation")
+    validation = official or VALIDATION_SHARE * rest
     share = 1 - SELECTION_SHARE - (0 if official else VALIDATION_SHARE)
-    if complete:
-        return share * sample_bytes
-    return share * sum(file.num_bytes for file in source.files if file.split != "validation")
+    return share * rest, SELECTION_SHARE * rest, validation

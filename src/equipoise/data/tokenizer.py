@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -25,6 +26,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from equipoise.errors import DataError
+from equipoise.machine import usable_cores
 from equipoise.spec.data import BpeTokenizer, ByteTokenizer
 
 NUM_BYTES: Final = 256
@@ -36,12 +38,16 @@ PIECE_CHARS: Final = 8192
 """Texts are encoded in pieces of about this many characters: measured twice as fast as one call of 5 MB."""
 
 _BOUNDARY: Final = re.compile(r"(?<=\S)[ \n]")
-PIECES_AT_ONCE: Final = 256
-"""Pieces encoded in one call, 2 MB of text at most: bounds what the library holds (some 150 bytes a token)."""
+CHARS_AT_ONCE: Final = 1 << 21
+"""Characters encoded at once: bounds what the library holds (some 150 bytes a token)."""
+PIECES_A_THREAD: Final = 16
+"""A thread for fewer pieces is not worth starting."""
+MAX_THREADS: Final = 8
+"""Threads that encode at once: more gain nothing beside the making of arrays, which they share."""
 
 # Where this variable says true, the library's thread pool dead-locks in a process forked after its use; where it is not
-# set, older versions warn at every fork. One thread trains and encodes within 1.5 times of two on 2 cores. `putenv`
-# only writes: the library looks the variable up in C.
+# set, older versions warn at every fork. Threads of our own, which end with each call, take its place for encoding.
+# `putenv` only writes: the library looks the variable up in C.
 os.putenv("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -77,11 +83,7 @@ class TextTokenizer:
                 return [self._id_of_byte[np.frombuffer(text.encode(), np.uint8)] for text in texts]
             pieces = [split_text(text, PIECE_CHARS) for text in texts]
             flat = [piece for text in pieces for piece in text]
-            arrays: list[NDArray[np.int64]] = []
-            for start in range(0, len(flat), PIECES_AT_ONCE):
-                group = flat[start : start + PIECES_AT_ONCE]
-                encodings = self.library.encode_batch_fast(group, add_special_tokens=False)
-                arrays.extend(np.array(encoding.ids, np.int64) for encoding in encodings)
+            arrays = self._encode_pieces(flat)
         except (UnicodeEncodeError, TypeError):  # the library's word for a lone surrogate
             raise DataError(_surrogate(texts)) from None
         rows: list[NDArray[np.int64]] = []
@@ -91,6 +93,26 @@ class TextTokenizer:
             rows.append(arrays[start] if len(text) == 1 else np.concatenate(arrays[start:end]))
             start = end
         return rows
+
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Ids of each piece. Threads encode, as the library lets go of the interpreter meanwhile; arrays are made here,
+        because threads that made them would wait for each other.
+        """
+        threads = min(MAX_THREADS, usable_cores(), -(-len(pieces) // PIECES_A_THREAD))
+        if threads <= 1:
+            return [ids for block in _blocks(pieces) for ids in _arrays(self._encode_group(block))]
+        arrays: list[NDArray[np.int64]] = []
+        with ThreadPoolExecutor(threads) as pool:
+            for block in _blocks(pieces):
+                size = -(-len(block) // (4 * threads))  # four turns each: the last one to end is not late by much
+                groups = [block[start : start + size] for start in range(0, len(block), size)]
+                for encodings in list(pool.map(self._encode_group, groups)):  # in order; what one raises is raised here
+                    arrays.extend(_arrays(encodings))
+        return arrays
+
+    def _encode_group(self, pieces: Sequence[str]) -> list[Encoding]:
+        encodings: list[Encoding] = self.library.encode_batch_fast(list(pieces), add_special_tokens=False)
+        return encodings
 
     @cached_property
     def _id_of_byte(self) -> NDArray[np.int64]:
@@ -201,6 +223,20 @@ def split_text(text: str, size: int) -> list[str]:
         start = found.start()
     pieces.append(text[start:])
     return pieces
+
+
+def _blocks(pieces: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`pieces` in order, about CHARS_AT_ONCE characters at a time."""
+    start = size = 0
+    for end, piece in enumerate(pieces, start=1):
+        size += len(piece)
+        if size >= CHARS_AT_ONCE or end == len(pieces):
+            yield pieces[start:end]
+            start, size = end, 0
+
+
+def _arrays(encodings: Sequence[Encoding]) -> list[NDArray[np.int64]]:
+    return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
 
 def _surrogate(texts: Sequence[str]) -> str:

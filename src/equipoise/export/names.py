@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.errors import IntegrityError
+from equipoise.errors import ConfigError, IntegrityError
 from equipoise.spec.model import DenseFFN, ModelConfig
 
 Family = Literal["llama", "mixtral", "qwen2_moe"]
@@ -59,11 +59,24 @@ def family(model: ModelConfig) -> Family:
     """The family that computes what the model computes.
 
     Llama when dense. Mixtral divides the K weights by their sum, always; routers that do not are carried by Qwen2-MoE,
-    whose `norm_topk_prob` says so (OLMoE and Qwen3-MoE have the flag too, but also norms on queries and keys).
+    whose `norm_topk_prob` says so (OLMoE and Qwen3-MoE have the flag too, but also norms on queries and keys). A frozen
+    router is a router there. Raises ConfigError for what none of them computes: hash and random routers, shared experts
+    without a gate.
     """
-    if isinstance(model.ffn, DenseFFN):
+    ffn = model.ffn
+    if isinstance(ffn, DenseFFN):
         return "llama"
-    return "mixtral" if model.ffn.renormalize else "qwen2_moe"
+    if not ffn.router_has_weights:
+        raise ConfigError(
+            f"ffn.router: {ffn.router!r} cannot be exported; expected 'learned' or 'frozen': Mixtral and Qwen2-MoE "
+            "choose experts by router weights"
+        )
+    if ffn.num_shared_experts:
+        raise ConfigError(
+            f"ffn.num_shared_experts: {ffn.num_shared_experts} cannot be exported; expected 0: Mixtral has no shared "
+            "expert, and Qwen2-MoE multiplies its own with a sigmoid gate"
+        )
+    return "mixtral" if ffn.renormalize else "qwen2_moe"
 
 
 def places(model: ModelConfig) -> dict[str, str]:
@@ -81,11 +94,21 @@ def places(model: ModelConfig) -> dict[str, str]:
 
 
 def their_tensors(model: ModelConfig, ours: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Our tensors by parameter name → theirs, one per expert, contiguous; values and layouts are the same.
+    """Our tensors by name → theirs, one per expert, contiguous; values and layouts are the same.
 
-    Raises IntegrityError when `ours` lacks a tensor of the model or holds one that has no place in the family.
+    The biases of a router balanced by them have no place in any family: zeros are left out. Raises ConfigError when one
+    is not zero, IntegrityError when `ours` lacks a tensor of the model or holds one that has no place in the family.
     """
     table = places(model)
+    if not isinstance(model.ffn, DenseFFN) and model.ffn.balance.kind == "bias":
+        biases = [f"blocks.{layer}.ffn.router.bias" for layer in range(model.num_layers)]
+        for name in biases:
+            if name in ours and ours[name].any():
+                raise ConfigError(
+                    f"{name}: largest value {float(np.abs(ours[name]).max()):g} cannot be exported; expected zeros: "
+                    f"balance.kind = 'bias' has moved the choice of experts, and {family(model)} has no such bias"
+                )
+        ours = {name: tensor for name, tensor in ours.items() if name not in biases}
     missing, homeless = sorted(table.keys() - ours.keys()), sorted(ours.keys() - table.keys())
     if missing or homeless:
         fault = f"{missing[0]} is missing" if missing else f"{homeless[0]} has no place in {family(model)}"

@@ -1,7 +1,8 @@
 """Our model configuration as a Hugging Face config.json, and back: the only place where both vocabularies meet.
 
 Not for: tensor names (`names`). Fields that only training reads and Hugging Face has no word for (`z_coef`, the kind of
-balancing, `allow_no_router_gradient`) travel in a table `equipoise` of the config.json; readers keep it unread.
+balancing, `allow_no_router_gradient`, whether the router is frozen) travel in a table `equipoise` of the config.json;
+readers keep it unread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ARCHITECTURES: Final[dict[Family, str]] = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
 }
-_TRAINING_ONLY: Final = ("allow_no_router_gradient", "balance", "z_coef")
+_TRAINING_ONLY: Final = ("allow_no_router_gradient", "balance", "router", "z_coef")
 _NUM_EXPERTS: Final = {"mixtral": "num_local_experts", "qwen2_moe": "num_experts"}
 _D_EXPERT: Final = {"mixtral": "intermediate_size", "qwen2_moe": "moe_intermediate_size"}
 
@@ -28,6 +29,7 @@ def to_huggingface(model: ModelConfig, *, seq_len: int, eot_id: int) -> dict[str
 
     Both spellings of the RoPE base are there: transformers 4 does not know `rope_parameters`, and 5 prefers it.
     End-of-text begins and ends a text. There is no `pad_token_id`: an embedding row named so gets no gradient there.
+    Raises ConfigError for a model that no family carries (see `family`).
     """
     kind, rope_theta = family(model), float(model.rope_theta)
     theirs: dict[str, Any] = {

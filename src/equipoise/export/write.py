@@ -26,8 +26,9 @@ def export(weights: Weights, destination: Path) -> dict[str, Any]:
     """Write config.json, model.safetensors, tokenizer and generation files and a model card into `destination`.
 
     Returns {"model_type", "architecture", "num_parameters", "files": {name: {"bytes", "sha256"}}}. Built in a hidden
-    folder beside it, then renamed. Raises ConfigError when `destination` exists, IntegrityError when the tensors are
-    not those of the run's model or config.json does not read back as the model that was written.
+    folder beside it, then renamed. Raises ConfigError when `destination` exists or no family computes what the model
+    does, IntegrityError when the tensors are not those of the run's model or config.json does not read back as the
+    model that was written.
     """
     if destination.exists() or destination.is_symlink():
         raise ConfigError(f"{destination}: exists already; expected a directory that does not")

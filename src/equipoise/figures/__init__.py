@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from equipoise.figures.curves import loss_curves
 from equipoise.figures.effects import contrast_label, effects
-from equipoise.figures.routing import expert_usage, router_health
+from equipoise.figures.routing import expert_usage, has_router_health, router_health
 from equipoise.figures.style import Axis
 
-__all__ = ["Axis", "contrast_label", "effects", "expert_usage", "loss_curves", "router_health"]
+__all__ = ["Axis", "contrast_label", "effects", "expert_usage", "has_router_health", "loss_curves", "router_health"]

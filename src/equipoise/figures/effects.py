@@ -17,6 +17,9 @@ from equipoise.text import is_number, loss, shortened
 LOWEST, HIGHEST = -0.38, 0.2
 """How far the vertical lines of a row reach below and above its middle; a row is 1 high, its label stands above."""
 
+_FORMS = {"slope": "slope of the lead of {1} over {2}", "log_ratio": "ln(tokens of {1} ÷ {2})"}
+"""How a contrast that is no plain difference is called."""
+
 
 def contrast_label(row: Mapping[str, Any], *more: str) -> str:
     """ "left − right" with what a reader must know of it: `more`, seeds left out, and which side collapsed.
@@ -27,10 +30,12 @@ def contrast_label(row: Mapping[str, Any], *more: str) -> str:
     sides = [
         f"{shortened(row[side], 26)} (collapsed)" if row[side] in row["collapsed"] else shortened(row[side], 26)
         for side in ("left", "right")
+        if row[side] is not None
     ]
     dropped = [str(seed) for seed in row["dropped"]]
     without = [f"without seed{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"] if dropped else []
-    return ", ".join((" \u2212 ".join(sides), *more, *without))
+    what = _FORMS.get(row.get("statistic", "difference"), "{}").format(" \u2212 ".join(sides), *sides)
+    return ", ".join((what, *more, *without))
 
 
 @style.drawn

@@ -63,6 +63,12 @@ def expert_usage(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     return figure
 
 
+def has_router_health(routing: Mapping[str, Any]) -> bool:
+    """Whether there is anything for `router_health` to draw: hash and random routers have neither number."""
+    rows = (row for point in routing["points"] for row in point["layers"])
+    return any(is_number(row[field]) for row in rows for field in ("router_entropy", "log_z"))
+
+
 @style.drawn
 def router_health(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
     """Router entropy (1 = undecided) and mean log Z of each layer over training: one entry of `results["routing"]`.

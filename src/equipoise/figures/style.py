@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from equipoise.spec.sweep import standing_for
 from equipoise.text import shortened
 
 P = ParamSpec("P")
@@ -86,9 +87,12 @@ def theme(*, dark: bool) -> dict[str, str]:
 
 
 def arm_style(results: Mapping[str, Any], arm: str) -> dict[str, Any]:
-    """Colour, marker and dashes of an arm: by its place in the study, hence the same in every figure."""
+    """Colour, marker and dashes of an arm: by its place in the study, hence the same in every figure.
+
+    A family of swept arms looks like its first member.
+    """
     names = [entry["name"] for entry in results["arms"]]
-    index = names.index(arm)
+    index = names.index(standing_for(arm, names))
     return {
         "color": ARMS[index % len(ARMS)],
         "marker": ARM_MARKERS[index % len(ARM_MARKERS)],

@@ -27,6 +27,20 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight_D.shape, weight_D, eps)
 
 
+class Embedding(nn.Module):
+    """Weight [V, D] of the token embeddings, or of the map from hidden states to logits; uninitialised.
+
+    torch's own modules draw numbers for it that nothing reads, and on no device at all that loads torch's compiler.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        return F.embedding(ids_BS, self.weight)
+
+
 class RMSNorm(nn.Module):
     """`rms_norm` with the weight it holds."""
 

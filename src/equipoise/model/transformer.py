@@ -24,11 +24,11 @@ from equipoise.model.fused.cross_entropy import mean_cross_entropy, token_cross_
 from equipoise.model.fused.products import linear
 from equipoise.model.fused.rms_norm import rms_norm
 from equipoise.model.fused.swiglu import swiglu
-from equipoise.model.layers import Attention, KVCache, RMSNorm, Rope, SwiGLU, at_least_float32
-from equipoise.model.moe import MoE, Routing
+from equipoise.model.layers import Attention, Embedding, KVCache, RMSNorm, Rope, SwiGLU, at_least_float32
+from equipoise.model.moe import MoE, Places, Routing
 from equipoise.rng import stream
 from equipoise.spec.model import ModelConfig, MoEFFN, open_fields, with_widths
-from equipoise.spec.recipe import Kernels
+from equipoise.spec.recipe import ModelKernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Output:
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, kernels: ModelKernels, router_key: int) -> None:
         super().__init__()
         fused = kernels == "fused"
         norm = rms_norm if fused else layers.rms_norm
@@ -55,18 +55,30 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps, norm)
         ffn = config.ffn
         self.ffn = (
-            MoE(config.d_model, ffn.width, ffn.num_experts, ffn.top_k, ffn.renormalize, fused)
+            MoE(
+                config.d_model,
+                ffn.width,
+                ffn.num_experts,
+                ffn.top_k,
+                ffn.renormalize,
+                fused,
+                kernels == "grouped",
+                router=ffn.router,
+                bias=ffn.balance.kind == "bias",
+                key=router_key,
+                num_shared=ffn.num_shared_experts,
+            )
             if isinstance(ffn, MoEFFN)
             else SwiGLU(config.d_model, ffn.width, swiglu if fused else layers.swiglu)
         )
 
     def forward(
-        self, x_BSD: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None
+        self, x_BSD: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None, places: Places | None
     ) -> tuple[Tensor, Routing | None]:
         """(x [B, S, D], the routing of a routed layer)."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rope, cache)
         normed_TD = self.ffn_norm(x_BSD).flatten(0, 1)
-        output_TD, routing = self.ffn(normed_TD) if isinstance(self.ffn, MoE) else (self.ffn(normed_TD), None)
+        output_TD, routing = self.ffn(normed_TD, places) if isinstance(self.ffn, MoE) else (self.ffn(normed_TD), None)
         return x_BSD + output_TD.view_as(x_BSD), routing
 
 
@@ -74,26 +86,34 @@ class Transformer(nn.Module):
     """A LLaMA-style decoder (arXiv 2302.13971). Parameters are uninitialised: `build` makes a ready model.
 
     Names: `embed.weight`; per block `attention_norm.weight`, `attention.w_q|w_k|w_v|w_o`, `ffn_norm.weight` and either
-    `ffn.w_gate|w_up|w_down` or `ffn.router.weight`, `ffn.experts.w_gate|w_up|w_down`; `final_norm.weight`; and
-    `head.weight` unless it is tied to the embedding. A tensor that means the same has the same name in every arm,
-    whichever `kernels` compute with it.
+    `ffn.w_gate|w_up|w_down` or `ffn.router.weight`, `ffn.experts.w_gate|w_up|w_down` and perhaps
+    `ffn.shared.w_gate|w_up|w_down`; `final_norm.weight`; and `head.weight` unless it is tied to the embedding. One
+    buffer is part of the state: `ffn.router.bias`, of routers balanced by it. A tensor that means the same has the same
+    name in every arm, whichever `kernels` compute with it. `seed` is what hash and random routers choose by.
     """
 
-    def __init__(self, config: ModelConfig, kernels: Kernels = "plain") -> None:
+    def __init__(self, config: ModelConfig, kernels: ModelKernels = "plain", seed: int = 0) -> None:
         super().__init__()
         self.fused = kernels == "fused"
         config = with_widths(config)
         if still_open := open_fields(config):
             raise ValueError(f"{', '.join(still_open)}: still open; resolve the model first")
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed = Embedding(config.vocab_size, config.d_model)
         self.rope = Rope(config.num_heads, config.d_head, config.rope_theta)
-        self.blocks = nn.ModuleList(Block(config, kernels) for _ in range(config.num_layers))
+        self.needs_places = isinstance(config.ffn, MoEFFN) and not config.ffn.router_has_weights
+        keys = [int(stream(seed, "router", layer).integers(2**32)) for layer in range(config.num_layers)]
+        self.blocks = nn.ModuleList(Block(config, kernels, key) for key in keys)
         self.final_norm = RMSNorm(config.d_model, config.norm_eps, rms_norm if self.fused else layers.rms_norm)
-        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else Embedding(config.vocab_size, config.d_model)
 
-    def forward(self, inputs_BS: Tensor, caches: Sequence[KVCache] | None = None) -> Output:
+    def forward(
+        self, inputs_BS: Tensor, caches: Sequence[KVCache] | None = None, windows_B: Tensor | None = None
+    ) -> Output:
         """Hidden states of token ids [B, S]; with `caches` (one per layer) the ids continue what those hold.
+
+        `windows_B` numbers the windows that the sequences are, for random routers: in training, the sequences of a run
+        in their order; in evaluation, the windows in theirs. Without it each is window 0: a text read by itself.
 
         A cache takes any number of tokens while it is empty, then one at a time; ValueError otherwise. Fused kernels
         compute in the dtype of the weights: ValueError under autocast.
@@ -104,10 +124,11 @@ class Transformer(nn.Module):
         if start and S != 1:
             raise ValueError(f"{S} tokens after {start} cached ones are not accepted; expected one at a time")
         rope = self.rope(start, S)
+        places = _places(inputs_BS, start, windows_B) if self.needs_places else None
         x_BSD = self.embed(inputs_BS)
         routings = []
         for layer, block in enumerate(self.blocks):
-            x_BSD, routing = block(x_BSD, rope, caches[layer] if caches else None)
+            x_BSD, routing = block(x_BSD, rope, caches[layer] if caches else None, places)
             if routing is not None:
                 routings.append(routing)
         return Output(hidden_TD=self.final_norm(x_BSD).flatten(0, 1), routing=tuple(routings))
@@ -119,6 +140,18 @@ class Transformer(nn.Module):
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Logits [T, V] of hidden states, float32 also under autocast."""
         return at_least_float32(F.linear(hidden_TD, self.head_weight()))
+
+
+def _places(inputs_BS: Tensor, start: int, windows_B: Tensor | None) -> Places:
+    """Where the tokens stand, sequences one after the other as everywhere."""
+    B, S = inputs_BS.shape
+    windows_B = inputs_BS.new_zeros(B) if windows_B is None else windows_B
+    positions_S = torch.arange(start, start + S, device=inputs_BS.device)
+    return Places(
+        token_ids_T=inputs_BS.flatten(),
+        windows_T=windows_B.repeat_interleave(S),
+        positions_T=positions_S.repeat(B),
+    )
 
 
 def token_losses(model: Transformer, output: Output, targets_BS: Tensor) -> Tensor:
@@ -142,18 +175,21 @@ def mean_loss(model: Transformer, output: Output, targets_BS: Tensor) -> Tensor:
 
 
 def build(
-    config: ModelConfig, seed: int, device: str | torch.device = "cpu", kernels: Kernels = "plain"
+    config: ModelConfig, seed: int, device: str | torch.device = "cpu", kernels: ModelKernels = "plain"
 ) -> Transformer:
     """A model initialised as a pure function of (config, seed), float32 on `device`, that computes with `kernels`.
 
     Every tensor is drawn by NumPy from its own stream, named after the parameter, so that equally named and shaped
     tensors of two architectures are equal bit for bit: normal with `init_std`, projections back into the residual
-    stream scaled by 1/sqrt(2·num_layers) (GPT-2), gains 1. Raises ValueError while a width or the vocabulary is open.
+    stream scaled by 1/sqrt(2·num_layers) (GPT-2), gains 1, router biases 0. Raises ValueError while a width or the
+    vocabulary is open.
     """
     with torch.device("meta"):  # no memory and, above all, no draw from torch's global generator
-        model = Transformer(config, kernels)
+        model = Transformer(config, kernels, seed)
     model.to_empty(device="cpu")
     with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.zero_()
         for name, parameter in model.named_parameters():
             std = init_std(name, config)
             if std == 0:

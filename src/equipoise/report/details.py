@@ -102,11 +102,13 @@ def routing_table(results: Mapping[str, Any], entries: Sequence[Mapping[str, Any
     )
     labels = labels if one_run else ("arm", "budget", "seed", *labels)
     header = tuple(Cell(text=label, number=label not in ("arm", "dead experts")) for label in labels)
-    notes = (
+    notes: tuple[str, ...] = (
         "Busiest share: of all assignments, what the busiest expert got; no expert can exceed 1/K. Entropies are "
         "divided by ln E: 1 is even use, or an undecided router. Dead: not one assignment in the whole evaluation. "
         "Collapsed: the K busiest experts of the layer take at least 90 %.",
     )
+    if any(row["log_z"] is None for entry in entries for row in entry["final"]):
+        notes += ("A hash or random router has no probabilities, hence neither router entropy nor log Z.",)
     return Table(
         title="Routing at the end of training, over the whole final evaluation",
         header=header,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise import text
-from equipoise.report import details, statements, tables, verdicts
-from equipoise.report.values import Cell, Table, normalised
+from equipoise.report import crossings, details, fairness, statements, tables, verdicts
+from equipoise.report.values import Cell, Table, main_metric, normalised
 
 
 def render_markdown(results: Mapping[str, Any]) -> str:
@@ -29,6 +29,9 @@ def render_markdown(results: Mapping[str, Any]) -> str:
     parts += [_table(tables.arms_table(results)), _table(tables.results_table(results))]
     if results["gaps"]:
         parts.append(_table(tables.gaps_table(results)))
+    if results["crossovers"]:
+        parts.append(_table(crossings.crossovers_table(results)))
+    parts += [_table(table) for table in fairness.tables(results, main_metric(results))]
     parts.append(_table(details.runs_table(results)))
     finals = [row for row in results["routing"] if row["final"]]
     if finals:
@@ -74,13 +77,13 @@ def _verdicts(results: Mapping[str, Any]) -> list[str]:
             for effect in card.effects
         )
         later = "; ".join(
-            f"with what was added after the lock (shown, not judged): {effect.pair} at {effect.budget} tokens "
+            f"with what was added after the lock (shown, not judged): {effect.pair} {effect.budget} "
             f"{effect.mean}{''.join(f' ({mark})' for mark in effect.marks)}, 95 % interval {effect.interval}, "
             f"n = {effect.seeds}"
             for effect in card.later
         )
         lines.append(f"- **{escaped(card.verdict)}**{marks} – {escaped(card.sentence)} ({escaped(card.id)})")
-        lines += [f"  - {escaped(part)}" for part in (effects, p_values, card.reason, later) if part]
+        lines += [f"  - {escaped(part)}" for part in (effects, p_values, card.reason, *card.matches, later) if part]
     return ["\n".join(lines)]
 
 

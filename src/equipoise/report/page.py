@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from equipoise import figures, text
 from equipoise.figures import style
-from equipoise.report import details, statements, tables, values, verdicts
+from equipoise.report import crossings, details, fairness, statements, tables, values, verdicts
 from equipoise.report.svg import inline
 
 _AXES: Final[tuple[tuple[figures.Axis, str], ...]] = (
@@ -66,6 +66,8 @@ def render_html(results: Mapping[str, Any]) -> str:
         outcome=tables.results_table(results),
         gaps=tables.gaps_table(results) if results["gaps"] else None,
         gaps_figure=_gaps_figure(results),
+        crossovers=crossings.crossovers_table(results) if results["crossovers"] else None,
+        contracts=fairness.tables(results, values.main_metric(results)),
         runs=details.runs_table(results),
         curves=_curve_panes(results),
         routing=_routing_panes(results),
@@ -155,10 +157,10 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
                         f"{name}-usage",
                         f"Share of each expert over training, layer by layer: {who}",
                     ),
-                    inline(
-                        figures.router_health(row), f"{name}-health", f"Router entropy and log Z over training: {who}"
-                    ),
                 )
+                if figures.has_router_health(row):
+                    title = f"Router entropy and log Z over training: {who}"
+                    drawn += (inline(figures.router_health(row), f"{name}-health", title),)
             marks = _run_marks(results, arm["name"], row["budget"], row["seed"])
             label = " · ".join((text.short(row["budget"]), f"seed {row['seed']}", *marks))
             final = details.routing_table(results, [row], one_run=True) if row["final"] else None

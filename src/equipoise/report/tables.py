@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from equipoise import text
 from equipoise.report.values import METRICS, Cell, Table, added, arm_index, is_post_hoc, marks, metric_name, seed_count
+from equipoise.spec.sweep import lr_text
 from equipoise.text import MISSING
 
 COUNTS: Final = {
@@ -27,6 +28,7 @@ _WIDTHS: Final = {
     "d_ff": "d_ff",
     "num_experts": "experts",
     "top_k": "chosen per token (top_k)",
+    "num_shared_experts": "shared experts",
     "d_expert": "d_expert",
 }
 
@@ -37,7 +39,7 @@ def arms_table(results: Mapping[str, Any]) -> Table:
     rows = [
         (
             "feed-forward layer",
-            [{"dense": "dense", "moe": "routed experts"}.get(arm["kind"], arm["kind"]) for arm in arms],
+            [arm["ffn"] for arm in arms],
         )
     ]
     for field, label in _WIDTHS.items():
@@ -46,6 +48,8 @@ def arms_table(results: Mapping[str, Any]) -> Table:
             rows.append((label, ["–" if value is None else text.count(value) for value in values]))
     rows += [(label, [text.count(arm["params"][field]) for arm in arms]) for field, label in COUNTS.items()]
     rows.append(("training FLOPs per token", [text.count(arm["flops_per_token"]) for arm in arms]))
+    if len({arm["lr"] for arm in arms}) > 1:
+        rows.append(("peak learning rate", [lr_text(arm["lr"]) for arm in arms]))
     if any(arm["match"] for arm in arms):
         matches = [arm["match"] for arm in arms]
         rows.append(("matched to", [f"{m['to']}, on {m['on']}" if m else "–" for m in matches]))
@@ -53,6 +57,11 @@ def arms_table(results: Mapping[str, Any]) -> Table:
         rows.append(("reached", [text.count(m["quantity"]) if m else "–" for m in matches]))
         rows.append(("target", [text.count(m["reference"]) if m else "–" for m in matches]))
         rows.append(("residual", [_residual(m) if m else "–" for m in matches]))
+        without = [m["residual_nonembedding"] if m else None for m in matches]
+        rows.append(("residual without embeddings", ["–" if one is None else text.percent(one) for one in without]))
+    for budget in results["budgets"]:
+        seen = [arm["tokens_per_expert"].get(str(budget)) for arm in arms]
+        rows.append((f"tokens per expert at {text.short(budget)}", [text.count(value) for value in seen]))
     if any(arm["shared_init"] for arm in arms):
         rows.append(("initial tensors shared", [_shared(arm) for arm in arms]))
     header = (Cell(text=""), *arm_headings(results))
@@ -62,7 +71,8 @@ def arms_table(results: Mapping[str, Any]) -> Table:
     notes = (
         "Active: used by one token's forward pass; embeddings, head, attention, norms and routers count in full, "
         "experts top_k of num_experts. FLOPs: training, 3 × forward, attention in full. Residual: reached ÷ target "
-        "− 1.",
+        "− 1; without embeddings, of the same parameters less embedding and head. Tokens per expert: tokens trained × "
+        "top_k ÷ num_experts, on average; a dense layer sees every token.",
     )
     return Table(title="Widths, parameters, cost and matching of each arm", header=header, rows=body, notes=notes)
 
@@ -101,7 +111,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     rows += _floor_rows(results)
     labels = ("budget", "arm", *METRICS.values(), "seeds", "notes")
     header = tuple(Cell(text=label, number=label not in ("arm", "notes")) for label in labels)
-    facts = [_scored(results), _budget_note(results)]
+    facts = [_scored(results), _budget_note(results), *_schedule_notes(results)]
     if results["floor"]:
         facts.append(
             f"Known floor: what the grammar that wrote the text scores on the same {results['floor']['num_documents']} "
@@ -146,22 +156,43 @@ def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
                 Cell(text=_mean_sd(row, signed=True), number=True, marks=marks(row)),
                 Cell(text=interval(row), number=True, marks=marks(row)),
                 Cell(text=text.loss(row["noise_floor"]), number=True),
+                *([] if metric else [Cell(text=_sampling(row), number=True)]),
                 Cell(text=seed_count(row), prose=True),
                 Cell(text=lower_arm(row)),
             )
         )
-    labels = ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "seeds", "lower"]
-    if metric:
-        labels.remove("metric")
+    labels = ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "validation sampling"]
+    labels += ["seeds", "lower"]
+    facts = []
+    if metric:  # narrow enough for a terminal: the second interval stands below
+        labels = [label for label in labels if label not in ("metric", "validation sampling")]
+        sampled = [row for row in results["gaps"] if row["metric"] == metric and row["validation_sampling"]]
+        facts = [f"Validation sampling (same runs, other documents), 95 %: {_sampled(sampled)}."] if sampled else []
     header = tuple(Cell(text=label, number=label not in ("contrast", "metric", "seeds", "lower")) for label in labels)
     notes = (
         "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the "
         "initial values of equally shaped tensors. Intervals are unadjusted 95 % t intervals. Noise floor: the "
         "smallest mean gap that this spread and this many seeds could support in a one-sided test at "
-        f"α = {results['alpha']:g}.",
+        f"α = {results['alpha']:g}. Validation sampling: the runs held fixed, the 95 % interval had other validation "
+        "documents been drawn (bootstrap over documents); it knows nothing of other seeds, and no verdict rests on it.",
     )
     of = f" in {metric_name(results, metric)}" if metric else ""
-    return Table(title=f"Paired gaps{of}, left − right", header=header, rows=tuple(rows), notes=notes, grouped=True)
+    title = f"Paired gaps{of}, left − right"
+    return Table(title=title, header=header, rows=tuple(rows), facts=tuple(facts), notes=notes, grouped=True)
+
+
+def _sampled(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Every interval over validation documents, with the contrast it is of."""
+    return "; ".join(
+        f"{row['left']} \u2212 {row['right']} at {text.short(row['budget'])}"
+        f"{' (post hoc)' if row['post_hoc'] else ''} {_sampling(row)}"
+        for row in rows
+    )
+
+
+def _sampling(row: Mapping[str, Any]) -> str:
+    """The interval over validation documents, or n/a where it does not exist."""
+    return interval(row["validation_sampling"]) if row["validation_sampling"] else MISSING
 
 
 def interval(row: Mapping[str, Any]) -> str:
@@ -242,6 +273,22 @@ def _scored(results: Mapping[str, Any]) -> str:
     if scored is None or total is None:
         return ""
     return f"Scored over {text.count(scored)} of {text.count(total)} {results['split']} tokens."
+
+
+def _schedule_notes(results: Mapping[str, Any]) -> list[str]:
+    """What a comparison across budgets rests on: their schedule, and whether they share updates."""
+    if len(results["budgets"]) < 2 or "schedule" not in results:
+        return []
+    name = {"wsd": "WSD (warm-up, stable, decay)", "cosine": "cosine"}[results["schedule"]["kind"]]
+    notes = [f"Every budget is the end of its own {name} schedule; budgets are compared within that schedule alone."]
+    flops = results["training_flops"]
+    if flops["trunks"]:
+        spent, alone = text.scientific(flops["spent"]), text.scientific(flops["alone"])
+        notes.append(
+            "Budgets of one arm and seed branch from a shared trunk, each bit for bit the run trained alone: "
+            f"{spent} training FLOPs were spent instead of {alone}; FLOPs of a run are those of the run alone."
+        )
+    return notes
 
 
 def _budget_note(results: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from equipoise.spec.sweep import standing_for
+
 METRICS: Final = {
     "val_loss": "final loss",
     "best_val_loss": "best loss",
@@ -61,14 +63,15 @@ def normalised(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arm_index(results: Mapping[str, Any], arm: str) -> int | None:
-    """The place of an arm in the study, or None."""
+    """The place of an arm in the study, of a family that of its first member; None for anything else."""
     names = [entry["name"] for entry in results["arms"]]
-    return names.index(arm) if arm in names else None
+    found = standing_for(arm, names)
+    return names.index(found) if found in names else None
 
 
 def main_metric(results: Mapping[str, Any]) -> str:
-    """The metric a study is mostly about: that of its first claim, or the final loss."""
-    return str(results["claims"][0]["metric"]) if results["claims"] else "val_loss"
+    """The metric a study is mostly about: that of its first claim about a loss, or the final loss."""
+    return next((str(claim["metric"]) for claim in results["claims"] if claim["metric"] in METRICS), "val_loss")
 
 
 def metric_name(results: Mapping[str, Any], metric: str) -> str:
@@ -82,7 +85,7 @@ def metric_name(results: Mapping[str, Any], metric: str) -> str:
         "best_val_loss": f"best {results['split']} loss",
         "val_bpb": "bits per byte",
     }
-    return known.get(metric, metric)
+    return known.get(metric, f"{metric} (mean over layers)")
 
 
 def is_post_hoc(

@@ -16,6 +16,15 @@ from equipoise.report.values import marks, metric_name, seed_count
 SIGNS: Final = {"supported": "✓", "refuted": "✕", "equivalent": "≈", "inconclusive": "?"}
 """A sign beside the word, so that no verdict is told by colour alone."""
 
+_PAIRS: Final = {
+    "difference": "{left} \u2212 {right}",
+    "slope": "lead of {left} over {right}, slope on ln tokens",
+    "log_ratio": "ln(tokens of {left} ÷ tokens of {right})",
+    "curve_gap": "{left} \u2212 {right}, mean along training",
+    "value": "{left}",
+}
+"""What an effect is of, by the statistic of its contrast."""
+
 _P_NAMES: Final = {"sup": "for the claim", "ref": "against it", "eq": "for equivalence"}
 
 
@@ -24,7 +33,10 @@ class Effect:
     """One contrast of a claim, formatted."""
 
     pair: str
+    named: bool
+    """What it is of is not plain from the claim: not its left − right."""
     budget: str
+    """ "at 40.5M tokens", or "from 40.5M to 426.3M tokens"."""
     mean: str
     interval: str
     sd: str
@@ -48,6 +60,8 @@ class Card:
     p_values: tuple[tuple[str, str, str], ...]
     """Name, adjusted p, unadjusted p."""
     reason: str
+    matches: tuple[str, ...]
+    """Per matched pair, what is left over with and without embeddings, and whether the match holds without them."""
     margins: dict[str, float]
     """Text → value of what the effect is judged against, zero excepted."""
 
@@ -61,8 +75,21 @@ def sentence(results: Mapping[str, Any], claim: Mapping[str, Any]) -> str:
     """What is claimed, in words."""
     left, right = _joined(claim["left"]), claim["right"]
     many = len(claim["left"]) > 1
-    at = f"at {text.short(claim['budget'])} tokens"
+    at = _budgets(claim)
+    if claim["kind"] == "routing":
+        layers = "mean over layers" if claim["layers"] == "mean" else "largest of any layer"
+        when = "at the end" if claim["at_frac"] == 1 else f"after {100 * claim['at_frac']:g} % of training"
+        threshold = f"{claim['threshold']:g}".replace("-", text.MINUS)
+        return f"{claim['metric']} of {left} ({layers}, {when}) lies {claim['direction']} {threshold} {at}"
     metric = metric_name(results, claim["metric"])
+    if claim["kind"] == "trend":
+        return f"the lead of {left} over {right} in {metric} {claim['direction']} {at}"
+    if claim["kind"] == "faster":
+        how = (
+            "reaches the same loss with fewer tokens than" if claim["budget"] is None else "runs ahead, on average, of"
+        )
+        where = at if claim["budget"] is None else f"along one training of {text.short(claim['budget'])} tokens"
+        return f"{left} {how} {right} {where}"
     if claim["kind"] == "lower":
         by = f", by more than {claim['margin']:g}" if claim["margin"] else ""
         return f"{left} {'each reach' if many else 'reaches'} a lower {metric} than {right} {at}{by}"
@@ -72,8 +99,16 @@ def sentence(results: Mapping[str, Any], claim: Mapping[str, Any]) -> str:
     return f"{claim['kind']}: {left} against {right}, {metric} {at}"
 
 
+def _budgets(row: Mapping[str, Any]) -> str:
+    """At which budget, or from which to which."""
+    first, last = (text.short(budget) for budget in (row["budgets"][0], row["budgets"][-1]))
+    return f"at {first} tokens" if row["budget"] is not None else f"from {first} to {last} tokens"
+
+
 def _card(results: Mapping[str, Any], claim: Mapping[str, Any]) -> Card:
     margins: dict[str, float] = {}
+    if claim["threshold"]:
+        margins["threshold"] = claim["threshold"]
     if claim["margin"]:
         margins["\u2212δ"] = -claim["margin"]
     if claim["equivalence_margin"]:
@@ -92,21 +127,33 @@ def _card(results: Mapping[str, Any], claim: Mapping[str, Any]) -> Card:
             if claim["p"].get(key) is not None or adjusted.get(key) is not None
         ),
         reason=claim["reason"],
+        matches=tuple(_match(match) for match in claim["matches"]),
         margins=margins,
     )
 
 
 def _effect(contrast: Mapping[str, Any]) -> Effect:
     return Effect(
-        pair=f"{contrast['left']} \u2212 {contrast['right']}",
-        budget=text.short(contrast["budget"]),
+        pair=_PAIRS[contrast["statistic"]].format(**contrast),
+        named=contrast["statistic"] != "difference",
+        budget=_budgets(contrast),
         mean=text.gap(contrast["mean"]),
         interval=interval(contrast),
         sd=text.loss(contrast["sd"]),
         seeds=seed_count(contrast),
-        lower=lower_arm(contrast),
+        lower=lower_arm(contrast) if contrast["statistic"] in ("difference", "curve_gap") else "–",
         marks=marks(contrast),
     )
+
+
+def _match(match: Mapping[str, Any]) -> str:
+    """What is left over of a match, counted with embeddings and without them."""
+    said = f"{match['arm']} is matched to {match['to']} on {match['on']}: residual {text.percent(match['residual'])}"
+    if match["residual_nonembedding"] is None:
+        return f"{said}; no parameters are matched, with embeddings or without"
+    holds = "still a match" if match["holds_nonembedding"] else "no match"
+    without = text.percent(match["residual_nonembedding"])
+    return f"{said}; with embeddings not counted {without}, {holds} within {100 * match['rtol']:g} %"
 
 
 def _joined(names: list[str]) -> str:

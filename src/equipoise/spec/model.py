@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from equipoise.config import TAG, check, config
 
 Width = Literal["d_model", "ffn.d_ff", "ffn.d_expert"]
 """The widths that matching can solve."""
+RouterKind = Literal["learned", "frozen", "hash", "random"]
+"""How experts are chosen: by trained weights, or by one of the control routers, which learn nothing."""
 
 
 @config
@@ -75,7 +77,21 @@ class NoBalance:
     kind: Literal["none"] = "none"
 
 
-Balance = Annotated[BalanceLoss | NoBalance, TAG]
+@config
+class BalanceBias:
+    """A bias per expert on the choice alone, moved after every update (arXiv 2408.15664); no term in the objective."""
+
+    kind: Literal["bias"] = "bias"
+    rate: float = 0.001
+    """What a bias moves by in one update, above 0, in units of the router's probabilities (the paper's u = 0.001)."""
+
+    def __post_init__(self) -> None:
+        check(self, ("rate", self.rate > 0, "above 0"))
+
+
+Balance = Annotated[BalanceLoss | BalanceBias | NoBalance, TAG]
+DEFAULT_BALANCE_COEF: Final = 0.01
+"""Coefficient of the balance loss of a learned router whose `balance` is left out."""
 
 
 @config
@@ -90,22 +106,36 @@ class MoEFFN:
     d_expert: int | WidthRule = 0
     """Hidden width of one expert or a rule; 0 = solved by matching."""
     renormalize: bool = True
-    """Divide the K chosen probabilities by their sum (Mixtral) or use them as they are (Switch, OLMoE)."""
+    """Divide the K chosen probabilities by their sum (Mixtral) or use them as they are (Switch, OLMoE). Without effect
+    on hash and random routers, whose weights are 1/K."""
     allow_no_router_gradient: bool = False
     """Permit top_k = 1 with renormalize: the weight is then 1 and the language-model loss never reaches the router."""
-    balance: Balance = BalanceLoss(coef=0.01)
-    """How use of the experts is evened out."""
+    balance: Balance = None  # type: ignore[assignment]  # never None: see __post_init__
+    """How use of the experts is evened out; left out: a loss with coefficient 0.01, none for a control router."""
     z_coef: float = 0.0
     """Weight of the router z-loss (ST-MoE, arXiv 2202.08906 eq. 5) in the objective; 0 = off."""
+    num_shared_experts: int = 0
+    """Experts of width d_expert that every token passes through, summed with the routed ones, without a gate
+    (DeepSeekMoE, arXiv 2401.06066)."""
+    router: RouterKind = "learned"
+    """learned, or a control: frozen at its initial weights, hash of the token id, random by place."""
 
     def __post_init__(self) -> None:
+        learned = self.router == "learned"
+        if vars(self)["balance"] is None:
+            balance = BalanceLoss(coef=DEFAULT_BALANCE_COEF) if learned else NoBalance()
+            object.__setattr__(self, "balance", balance)
         fits = self.num_experts < 1 or 1 <= self.top_k <= self.num_experts
-        no_gradient = self.top_k == 1 and self.num_experts > 1 and self.renormalize
+        no_gradient = learned and self.top_k == 1 and self.num_experts > 1 and self.renormalize
+        no_losses = f"beside router = {self.router!r}, which has no router losses"
         check(
             self,
             ("num_experts", self.num_experts >= 1, "at least 1"),
             ("top_k", fits, f"1 to num_experts = {self.num_experts}"),
+            ("balance", learned or self.balance.kind == "none", f"kind = 'none', or nothing, {no_losses}"),
             ("z_coef", self.z_coef >= 0, "0 or more"),
+            ("z_coef", learned or self.z_coef <= 0, f"0 {no_losses}"),
+            ("num_shared_experts", self.num_shared_experts >= 0, "0 or more"),
             (
                 "renormalize",
                 not no_gradient or self.allow_no_router_gradient,
@@ -118,6 +148,11 @@ class MoEFFN:
     def width(self) -> int:
         """`d_expert` as a number; ValueError while it is open."""
         return _number(self.d_expert, "d_expert")
+
+    @property
+    def router_has_weights(self) -> bool:
+        """Whether there are router weights, hence logits and probabilities; hash and random have none."""
+        return self.router in ("learned", "frozen")
 
 
 FFN = Annotated[DenseFFN | MoEFFN, TAG]
@@ -197,6 +232,22 @@ def open_fields(model: ModelConfig) -> list[str]:
 def ffn_width(ffn: DenseFFN | MoEFFN) -> tuple[str, int | WidthRule]:
     """Name and value of the hidden width, perhaps open or a rule: `d_ff` of a dense layer, `d_expert` of experts."""
     return ("d_ff", ffn.d_ff) if isinstance(ffn, DenseFFN) else ("d_expert", ffn.d_expert)
+
+
+def describe_ffn(ffn: DenseFFN | MoEFFN) -> str:
+    """What a feed-forward layer is, in a few words; what is usual is not said.
+
+    >>> describe_ffn(MoEFFN(num_experts=4, top_k=2, d_expert=64, num_shared_experts=1, router="hash"))
+    '4 experts, top-2, 1 shared, hash router'
+    """
+    if isinstance(ffn, DenseFFN):
+        return "dense"
+    words = [f"{ffn.num_experts} expert{'s' * (ffn.num_experts != 1)}", f"top-{ffn.top_k}"]
+    words += [f"{ffn.num_shared_experts} shared"] if ffn.num_shared_experts else []
+    if ffn.router != "learned":
+        return ", ".join([*words, f"{ffn.router} router"])
+    balance = {"loss": [], "bias": ["balanced by bias"], "none": ["not balanced"]}[ffn.balance.kind]
+    return ", ".join([*words, *balance])
 
 
 def _number(width: int | WidthRule, name: str) -> int:

@@ -10,6 +10,8 @@ MAX_THREADS = 256
 """More than any machine has cores to use; a slip of a digit would otherwise bring the machine down."""
 Kernels = Literal["fused", "plain"]
 """How a model computes: hand-written passes for a CPU, or the plain definitions they are held to."""
+ModelKernels = Literal["fused", "plain", "grouped"]
+"""What a model is built with: grouped = plain, but experts in grouped products; chosen by `equipoise.device` alone."""
 MICRO_TOKENS = 8_192
 """Tokens a micro-batch holds at most by default: bounds the logits to 8,192 × V floats (32 MiB at V = 1,024)."""
 
@@ -84,7 +86,7 @@ Schedule = Annotated[Cosine | WSD, TAG]
 
 @config
 class Samples:
-    """Texts written by each run, greedily, at a quarter, half, three quarters and the end of training."""
+    """Texts written by each run, greedily, at a quarter, half, three quarters and the end (WSD: or more often)."""
 
     prompts: tuple[str, ...] = ("Once upon a time",)
     """Fixed prompts; empty = no samples."""
@@ -112,14 +114,15 @@ class Recipe:
     schedule: Schedule = Cosine()
     """Learning rate as a function of the step."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Autocast: auto = bfloat16 on a GPU that has it, float32 elsewhere. Weights, router and losses are float32."""
+    """Autocast: auto = bfloat16 on a GPU that has it, float32 elsewhere; bfloat16 also on a CPU with such instructions.
+    Weights, router and losses are float32."""
     kernels: Kernels = "fused"
     """fused = hand-written passes, faster on a CPU; plain = the definitions, also what a GPU takes. They differ by
     rounding alone."""
     threads: int = 1
     """CPU threads of one run, 1 to 256; part of the lock: sums differ in the last bits between thread counts."""
     num_evals: int = 20
-    """Points of the curve beyond step 0, evenly spaced, the last at the end; at least 1."""
+    """Points of the curve beyond step 0, evenly spaced, the last at the end; at least 1. With WSD at least so many."""
     curve_tokens: int = 16_384
     """Targets of the fixed validation subset behind the curve; the same windows for every arm, seed and step."""
     eval_tokens: int = 0

@@ -16,13 +16,15 @@ class RunConfig:
     seed: int
     """Seed of data order and initialisation."""
     budget: int
-    """Tokens asked for; the steps are `num_steps`."""
+    """Tokens asked for, the arm's own where it has a budget of its own; the steps are `num_steps`."""
     model: ModelConfig
     """The resolved model: no open width, vocabulary known."""
     recipe: Recipe
     """How it is trained."""
     data: str
     """Digest of the prepared data set (tokens, splits and tokenizer)."""
+    select: bool = False
+    """Score the final weights on the selection split too: what a choice between arms reads."""
 
     @property
     def num_steps(self) -> int:

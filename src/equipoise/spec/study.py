@@ -5,6 +5,7 @@ Not for: solving widths (`matching`), expanding into runs on disk (`study`), jud
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,11 @@ from typing import Any, Literal
 from equipoise.config import Table, check, config, load, read_toml
 from equipoise.errors import ConfigError
 from equipoise.faults import did_you_mean, not_accepted
-from equipoise.spec.claims import Claim, EquivalentClaim, LowerClaim, claim_faults
+from equipoise.spec.claims import AnyClaim, Claim, claim_faults
 from equipoise.spec.data import Corpus, Tokenizer
 from equipoise.spec.model import ModelConfig, Width, ffn_width
 from equipoise.spec.recipe import Recipe
+from equipoise.spec.sweep import expand_sweeps, families, family, standing_for, under_written_names
 from equipoise.spec.tables import expand_arms, said_once
 
 Quantity = Literal["active_params", "total_params", "flops_per_token"]
@@ -55,13 +57,30 @@ class Match:
 
 
 @config
+class OwnBudget:
+    """Train this arm, at every budget of the study, on so many tokens that it agrees with another arm on `on`."""
+
+    on: Literal["train_flops", "tokens_per_expert"]
+    """What has to agree: training FLOPs, or tokens · top_k ÷ num_experts (a dense layer is one expert)."""
+    to: str
+    """Name of the reference arm, which has no `budget` of its own."""
+
+
+@config
 class Arm:
-    """One side of the comparison: a model, and what it is matched to."""
+    """One side of the comparison: a model, what it is matched to, and where its training departs from the recipe."""
 
     model: ModelConfig
     """The model; `base.model` with the arm's own fields over it."""
     match: Match | None = None
     """How one width is solved; none = as written."""
+    budget: OwnBudget | None = None
+    """How its tokens at each budget of the study are found; none = the budget itself."""
+    lr: float | None = None
+    """Its peak learning rate; none = recipe.optim.lr. In a study file also `{ sweep = [...] }`, a family of arms."""
+
+    def __post_init__(self) -> None:
+        check(self, ("lr", self.lr is None or self.lr > 0, "above 0"))
 
 
 @config
@@ -93,6 +112,13 @@ class StudySpec:
         faults = _study_faults(self.name, self.seeds, self.budgets, self.recipe, self.arms, self.claims, self.alpha)
         if faults:
             raise ValueError("\n".join(faults))
+
+    def recipe_of(self, arm: str) -> Recipe:
+        """The recipe that an arm is trained with: the study's, with the arm's own learning rate."""
+        lr = self.arms[arm].lr
+        if lr is None:
+            return self.recipe
+        return dataclasses.replace(self.recipe, optim=dataclasses.replace(self.recipe.optim, lr=lr))
 
 
 def preset_names() -> list[str]:
@@ -134,14 +160,16 @@ def parse_study(table: Table) -> StudySpec:
     faults = [not_accepted(path, value, "a table") for path, value in tables.items() if not isinstance(value, dict)]
     if faults:
         raise ConfigError("\n".join(faults))  # without these tables nothing else can be told apart
-    expanded, faults = expand_arms(base, arms)
+    swept, faults = expand_sweeps(arms)
+    expanded, more = expand_arms(base, swept)
+    faults += more
     whole = {key: value for key, value in table.items() if key != "base"} | {"arms": expanded}
     try:
         study = load(StudySpec, whole)
     except ConfigError as error:
         faults += [*str(error).splitlines(), *_faults_of_parts(whole)]
     if faults:
-        raise ConfigError("\n".join(said_once(faults, base, arms)))
+        raise ConfigError("\n".join(said_once(under_written_names(faults, swept.keys() - arms.keys()), base, arms)))
     return study
 
 
@@ -170,7 +198,7 @@ def _study_faults(
     budgets: tuple[int, ...] | None,
     recipe: Recipe | None,
     arms: Mapping[str, Arm | None],
-    claims: Sequence[LowerClaim | EquivalentClaim | None],
+    claims: Sequence[AnyClaim | None],
     alpha: float | None,
 ) -> list[str]:
     """Faults that lie between the fields of a study; None stands for a part whose own faults were said already."""
@@ -195,8 +223,9 @@ def _study_faults(
                 not_accepted("arms", arm_name, "names that differ by more than case, for they become folders")
             )
         faults += [] if arm is None else _arm_faults(arm_name, arm, arms)
+    named = {**arms, **{name: arms[members[0]] for name, members in families(arms).items()}}
     for index, claim in enumerate(claims):
-        faults += [] if claim is None else claim_faults(f"claims.{index}", claim, claims, arms, budgets)
+        faults += [] if claim is None else claim_faults(f"claims.{index}", claim, claims, named, budgets)
     return faults
 
 
@@ -214,16 +243,19 @@ def _arm_faults(name: str, arm: Arm, arms: Mapping[str, Arm | None]) -> list[str
     where, match, adjust = f"arms.{name}", arm.match, arm.match.adjust if arm.match else ""
     field, width = ffn_width(arm.model.ffn)
     if match:
-        others = [other for other in arms if other != name]
-        reference = arms.get(match.to)
-        if match.to not in others:
-            expected = f"one of {', '.join(others)}{did_you_mean(match.to, others)}" if others else "a second arm"
-            faults.append(not_accepted(f"{where}.match.to", match.to, expected))
-        elif reference and reference.match:
+        faults += _reference_faults(f"{where}.match.to", match.to, name, arms)
+        reference = arms.get(standing_for(match.to, arms))
+        if not faults and reference and reference.match:
             faults.append(not_accepted(f"{where}.match.to", match.to, "an arm that is not matched itself"))
         if adjust.startswith("ffn.") and adjust != f"ffn.{field}":
             expected = f"d_model or ffn.{field}, the widths of ffn.kind = {arm.model.ffn.kind!r}"
             faults.append(not_accepted(f"{where}.match.adjust", adjust, expected))
+    if arm.budget:
+        wrong = _reference_faults(f"{where}.budget.to", arm.budget.to, name, arms)
+        reference = arms.get(standing_for(arm.budget.to, arms))
+        if not wrong and reference and reference.budget:
+            wrong = [not_accepted(f"{where}.budget.to", arm.budget.to, "an arm without a budget of its own")]
+        faults += wrong
     if arm.model.d_model == 0 and adjust != "d_model":
         faults.append(f"{where}.model.d_model: missing; expected a whole number, or match.adjust = 'd_model'")
     if width == 0 and not adjust.startswith("ffn."):
@@ -231,3 +263,12 @@ def _arm_faults(name: str, arm: Arm, arms: Mapping[str, Arm | None]) -> list[str
             f"{where}.model.ffn.{field}: missing; expected a whole number or a table, or match.adjust = 'ffn.{field}'"
         )
     return faults
+
+
+def _reference_faults(where: str, to: str, name: str, arms: Mapping[str, Arm | None]) -> list[str]:
+    """A reference is another arm, or a family that this arm is no member of."""
+    others = [other for other in (*arms, *families(arms)) if other not in (name, family(name))]
+    if to in others:
+        return []
+    expected = f"one of {', '.join(others)}{did_you_mean(to, others)}" if others else "a second arm"
+    return [not_accepted(where, to, expected)]

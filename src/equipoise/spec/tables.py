@@ -1,4 +1,5 @@
-"""The arms of a study file while they are still plain tables: laid over `base`, and with the solved width left open.
+"""The arms of a study file while they are still plain tables: laid over `base`, the solved width left open, finer
+experts (`fine_grained`) written out.
 
 Not for: checking values (that is `config.load` of the nouns).
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from equipoise.config import Table, merge
+from equipoise.faults import not_accepted
 from equipoise.spec.model import Width
 
 
@@ -34,8 +36,39 @@ def expand_arms(base: Table, arms: dict[str, Table]) -> tuple[dict[str, Table], 
                 f"arms.{name}.model.vocab_size: not set here; it is what the tokenizer has, tokenizer.vocab_size"
             )
             whole = _without(whole, ["model", "vocab_size"])
-        expanded[name] = _without(whole, ["model", *adjusted.split(".")]) if adjusted else whole
+        whole = _without(whole, ["model", *adjusted.split(".")]) if adjusted else whole
+        expanded[name], found = _fine_grained(whole, f"arms.{name}.model.ffn")
+        faults += found
     return expanded, faults
+
+
+def _fine_grained(arm: Table, path: str) -> tuple[Table, list[str]]:
+    """`arm` with the routed layer's `fine_grained = n` written out, and a line if that cannot be done.
+
+    Every expert is cut into n (DeepSeekMoE, arXiv 2401.06066 section 3.1): num_experts, top_k and num_shared_experts
+    times n, d_expert ÷ n, so that but for the router neither active parameters nor FLOPs change. What is missing or no
+    number stays as it is, to be found by loading.
+    """
+    ffn = arm["model"].get("ffn") if isinstance(arm["model"], dict) else None
+    if not isinstance(ffn, dict) or ffn.get("kind") != "moe" or "fine_grained" not in ffn:
+        return arm, []
+    n, width = ffn["fine_grained"], ffn.get("d_expert")
+    finer = {key: value for key, value in ffn.items() if key != "fine_grained"}
+    written = {**arm, "model": {**arm["model"], "ffn": finer}}
+    if not _is_whole(n) or n < 1:
+        return written, [not_accepted(f"{path}.fine_grained", n, "a whole number, 1 or more")]
+    if not _is_whole(width):
+        return written, [not_accepted(f"{path}.fine_grained", n, "d_expert beside it as a number: it is divided")]
+    if width % (8 * n):
+        expected = f"a number that divides d_expert = {width} into multiples of 8"
+        return written, [not_accepted(f"{path}.fine_grained", n, expected)]
+    counts = {key: ffn[key] * n for key in ("num_experts", "top_k", "num_shared_experts") if _is_whole(ffn.get(key))}
+    finer |= {**counts, "d_expert": width // n}
+    return written, []
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def said_once(lines: Sequence[str], base: Table, arms: dict[str, Table]) -> list[str]:

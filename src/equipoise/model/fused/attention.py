@@ -25,7 +25,7 @@ BLOCK: Final = 64
 """Queries of a block; measured against 32, 128 and 256."""
 CHUNK_SCORES: Final = 1 << 18
 """Scores that a thread works on, 1 MiB in float32: a block of as many sequences as fit, at least one."""
-KEPT_FRAC: Final = 0.75
+KEPT_FRAC: Final = 0.6
 """Share of the sequences whose probabilities are kept; those of the others are made twice. Memory against time."""
 
 
@@ -103,7 +103,7 @@ def _probabilities(q_CGQH: Tensor, k_CLH: Tensor) -> Tensor:
 
 
 def _kept(part: slice, B: int) -> bool:
-    return part.start < KEPT_FRAC * B
+    return bool(part.start < KEPT_FRAC * B)
 
 
 def _parts(B: int, S: int, N: int) -> list[slice]:
