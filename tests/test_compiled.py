@@ -14,6 +14,7 @@ from equipoise.data.packing import batch
 from equipoise.device import Compute
 from equipoise.model.transformer import build
 from equipoise.optim import make_adamw
+from equipoise.spec.model import BalanceBias
 from equipoise.step import losses, train_step
 
 HALF = torch.bfloat16
@@ -96,10 +97,13 @@ class Operators(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("arm", ["dense", "moe"])
-def test_a_step_waits_once(tiny: Any, arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("arm", "bias"), [("dense", False), ("moe", False), ("moe", True)])
+def test_a_step_waits_once(tiny: Any, arm: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses and gradients of two micro-batches without a look at a number, then all numbers at once."""
     run = run_of(tiny, arm)
+    if bias:
+        ffn = dataclasses.replace(run.model.ffn, balance=BalanceBias(rate=0.001))
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, ffn=ffn))
     model = build(run.model, 0, kernels="grouped")
     optimizer = make_adamw(model, run.recipe.optim)
     looks: list[int] = []

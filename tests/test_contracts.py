@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scipy import stats as oracle
 
-from equipoise.contracts import Curve, Meeting, Reading, decays, flips, leave_one_out, meet, read_at, table, winner
-from equipoise.spec.recipe import WSD, Cosine
+from equipoise.contracts import Curve, Meeting, Reading, flips, leave_one_out, meet, read_at, table, winner
+from equipoise.spec.recipe import WSD, Cosine, decays
 from equipoise.stats import paired_contrast
 
 # Loss = 5 − log2(tokens ÷ 100) for seed 0; half a nat above for seed 1; seed 2 has no run at 400.

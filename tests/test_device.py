@@ -19,11 +19,16 @@ def gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     patch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
 
+@pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("kernels", ["fused", "plain"])
-def test_a_cpu_computes_in_float32_with_the_kernels_asked_for(kernels: Any) -> None:
+def test_a_cpu_computes_in_float32_with_the_kernels_asked_for(
+    kernels: Any, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.device.ONEDNN", onednn)
     compute = choose_compute("cpu", "auto", kernels)
     assert (compute.device.type, compute.autocast, compute.kernels) == ("cpu", None, kernels)
-    assert compute.reason == f"CPU (asked for), float32, {kernels} kernels" and not compute.compile
+    products = ", products with weights by oneDNN (an AMD processor)" if onednn and kernels == "fused" else ""
+    assert compute.reason == f"CPU (asked for), float32, {kernels} kernels{products}" and not compute.compile
 
 
 FOR_CPU = "plain kernels (the fused ones are for a CPU)"

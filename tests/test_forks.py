@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise import forks
 from equipoise.forks import Nursery, nursery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
@@ -36,6 +36,8 @@ def command(arguments):
         raise ValueError("no such luck")
     return int(what)
 
+if "late" in sys.argv:
+    time.sleep(60)
 if "threads" in sys.argv:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 serve(command)
@@ -103,7 +105,7 @@ def test_children_are_told_to_end_when_nobody_asks_any_more(tmp_path: Path) -> N
     assert "told to end" in log.read_text(encoding="utf-8")
 
 
-def test_a_server_that_is_gone_forks_nothing_and_its_children_are_lost(tmp_path: Path) -> None:
+def test_children_of_a_server_that_is_gone_are_waited_for_and_can_be_told_to_end(tmp_path: Path) -> None:
     with serving() as forker:
         log = tmp_path / "a.log"
         child = forker.start(["sleep"], log)
@@ -111,14 +113,45 @@ def test_a_server_that_is_gone_forks_nothing_and_its_children_are_lost(tmp_path:
         text_of(log, "ready")
         forker.server.kill()
         forker.server.wait()
-        assert child.wait() == -signal.SIGKILL
+        assert child.poll() is None
         assert forker.start(["0"], log) is None
-        os.kill(child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == 1  # how it ended nobody knows
+        assert "told to end" in log.read_text(encoding="utf-8")
+
+
+def test_a_signal_to_all_processes_leaves_the_server_to_the_last(tmp_path: Path) -> None:
+    with serving() as forker:
+        log = tmp_path / "a.log"
+        child = forker.start(["sleep"], log)
+        assert child
+        text_of(log, "ready")
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            forker.server.send_signal(number)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == 143
+
+
+def test_a_server_that_does_not_answer_in_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "START_S", 0.2)
+    with serving("late") as forker:
+        assert forker.start(["3"], tmp_path / "a.log") is None
+        assert forker.server.wait() == -signal.SIGKILL
+        assert forker.start(["0"], tmp_path / "b.log") is None
+    assert not (tmp_path / "a.log").exists()
 
 
 def test_nothing_is_forked_beside_threads(tmp_path: Path) -> None:
     with serving("threads") as forker:
         assert forker.start(["0"], tmp_path / "a.log") is None
+
+
+def test_leaving_a_nursery_whose_server_died_is_no_error(tmp_path: Path) -> None:
+    with nursery() as forker:
+        assert forker is not None
+        forker.server.kill()
+        forker.server.wait()
+        assert forker.start(["train", "nothing"], tmp_path / "a.log") is None
 
 
 def test_the_command_line_forks_runs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -104,10 +105,11 @@ def test_a_trend_needs_every_budget_of_a_seed_and_two_of_them() -> None:
 
 def test_budgets_added_after_the_lock_stand_beside_a_trend() -> None:
     runs = cells(RIGHT - LEADS, RIGHT)
-    locked = one(trend(), runs, locked_budgets=BUDGETS[:2], epochs={4000: 9.0})
+    runs["left", BUDGETS[-1]] = dataclasses.replace(runs["left", BUDGETS[-1]], epochs=9.0)
+    locked = one(trend(), runs, locked_budgets=BUDGETS[:2])
     assert (locked.budgets, locked.marks) == (BUDGETS[:2], ())
     assert [pair.budgets for pair in locked.post_hoc_contrasts] == [BUDGETS]
-    late = one(trend(), runs, locked_budgets=BUDGETS[:2], post_hoc=["t"], epochs={4000: 9.0})
+    late = one(trend(), runs, locked_budgets=BUDGETS[:2], post_hoc=["t"])
     assert (late.budgets, late.post_hoc_contrasts) == (BUDGETS, ())
     assert late.marks == ("post hoc", "repeated data", "more than 4 epochs")
     more = judge([trend()], runs, seeds=THREE, locked_seeds=(0, 1), budgets=BUDGETS)[0]

@@ -24,6 +24,7 @@ from equipoise.probe import (
     measure_in_turn,
     pick_jobs,
     probing,
+    that_fit,
 )
 
 
@@ -60,7 +61,8 @@ def long_runs(tiny: Any, num: int) -> list[Any]:
 def test_halves_are_tried_and_the_soonest_end_is_taken(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = on_a_machine(monkeypatch, 8, {8: 4.0, 4: 1.2, 2: 1.0, 1: 1.0})
     chosen = choose_jobs(long_runs(tiny, 40))
-    assert fake.asked == [("start", 8), ("load", None), *(("update", n) for n in (8, 4, 2, 1)), ("memory", None)]
+    first = [("start", 8), ("load", 1), ("memory", 1), ("load", 8)]
+    assert fake.asked == [*first, *(("update", n) for n in (8, 4, 2, 1))]
     assert chosen.number == 4
     # 40 runs: 5 rounds of 4, 10 of 1.2, 20 of 1, 40 of 1
     assert chosen.reason.startswith(
@@ -89,13 +91,17 @@ def test_nothing_is_tried_where_it_cannot_pay(tiny: Any, monkeypatch: pytest.Mon
     assert not fake.asked
 
 
-def test_memory_bounds_the_number() -> None:
-    ends = {4: 1.0, 2: 2.0, 1: 4.0}
-    assert pick_jobs(ends, 100, None).number == pick_jobs(ends, 100, 500).number == 4
-    fewer = pick_jobs(ends, 100 << 20, 300 << 20)
-    assert fewer.number == 2 and "memory for 2 (100 MiB a run, 314,572,800 bytes available)" in fewer.reason
-    assert pick_jobs(ends, 100, 1).number == 1
-    assert pick_jobs({2: 0.98, 1: 1.0}, 0, None).number == 1  # two per cent are noise
+def test_memory_bounds_the_number(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert that_fit([4, 2, 1], 100, None) == that_fit([4, 2, 1], 100, 500) == [4, 2, 1]
+    assert that_fit([4, 2, 1], 100 << 20, 300 << 20) == [2, 1]
+    assert that_fit([4, 2, 1], 100, 1) == [1]
+    assert pick_jobs({4: 1.0, 2: 2.0, 1: 4.0}).number == 4
+    assert pick_jobs({2: 0.98, 1: 1.0}).number == 1  # two per cent are noise
+    fake = on_a_machine(monkeypatch, 4, {})
+    monkeypatch.setattr(module, "available_memory", lambda: 3000)
+    chosen = choose_jobs(long_runs(tiny, 40))
+    assert fake.asked == [("start", 4), ("load", 1), ("memory", 1), ("load", 2), ("update", 2), ("update", 1)]
+    assert chosen.number == 2 and chosen.reason.endswith("; memory for 2, a run takes 0 MiB")
 
 
 def test_a_workload_answers_in_seconds_of_whole_updates(tiny: Any) -> None:

@@ -203,5 +203,7 @@ def test_a_budget_added_after_the_lock_is_shown_and_not_judged() -> None:
     [(1.0, ()), (1.01, ("repeated data",)), (4.0, ("repeated data",)), (4.2, ("repeated data", "more than 4 epochs"))],
 )
 def test_repeated_data_is_marked(epochs: float, marks: tuple[str, ...]) -> None:
-    verdict = one(lower(), cells(differing(*GOOD)), epochs={BUDGET: epochs, 1: 99.0})
+    runs = cells(differing(*GOOD), epochs=epochs)
+    runs["another", BUDGET] = Cell(values={}, epochs=99.0)  # repeats it more often, and has no part in the claim
+    verdict = one(lower(), runs)
     assert (verdict.verdict, verdict.marks) == ("supported", marks)

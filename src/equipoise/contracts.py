@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from equipoise.config import dump
-from equipoise.spec.recipe import WSD, Cosine
 from equipoise.stats import Contrast, paired_contrast
 
 MAX_RATIO: Final = 2.2
@@ -70,11 +69,6 @@ class Meeting:
     """Why it is not measured."""
 
 
-def decays(schedule: Cosine | WSD) -> bool:
-    """Whether a run ends at a lower rate than its peak; only then is the end of a run a point of a curve of budgets."""
-    return schedule.final_frac < 1 and (isinstance(schedule, Cosine) or schedule.decay_frac > 0)
-
-
 def read_at(curve: Curve, tokens: float, budgets: Iterable[int]) -> Reading | str:
     """The losses at `tokens`, or why there are none, using runs of `budgets` alone.
 
@@ -108,7 +102,7 @@ def leave_one_out(curve: Curve, budgets: Iterable[int]) -> float | None:
     """The largest error, over seeds and inner points, of reading a run's own loss between its two neighbours.
 
     Each inner point is left out and read from the points beside it, which lie further apart than any interval that is
-    really used: it bounds the error of a smooth curve from above. None below three points.
+    really used: an indication of the error, and no bound where the curve bends most. None below three points.
     """
     points = _points(curve, budgets)
     errors = [

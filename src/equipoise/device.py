@@ -23,6 +23,24 @@ kernel falls back to a loop that waits for the device (pytorch/pytorch #169970, 
 does so without #184334, and on 10 it gives an expert without tokens a gradient that is not zero (#172439)."""
 
 
+def cpu_name() -> str:
+    """Model name of the processor, or its architecture where the system does not say."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+ONEDNN: Final = (
+    "AMD" in cpu_name() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
+"""Whether fused kernels multiply by weights with oneDNN instead of MKL, which is Intel's (`model.fused.products`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """Device, dtype and kernels of a run."""
@@ -87,7 +105,8 @@ def choose_compute(
 def _choose_cpu(dtype: Literal["auto", "float32", "bfloat16"], kernels: Kernels, why: str) -> Compute:
     cpu = torch.device("cpu")
     if dtype != "bfloat16":
-        reason = f"CPU ({why}), float32, {kernels} kernels"
+        products = ", products with weights by oneDNN (an AMD processor)" if kernels == "fused" and ONEDNN else ""
+        reason = f"CPU ({why}), float32, {kernels} kernels{products}"
         return Compute(device=cpu, autocast=None, kernels=kernels, compile=False, reason=reason)
     if not cpu_has_bfloat16():
         raise ConfigError(
@@ -137,18 +156,6 @@ def environment(compute: Compute, recipe: Recipe) -> dict[str, Any]:
         "compute": compute.reason,
         "threads": recipe.threads,
     }
-
-
-def cpu_name() -> str:
-    """Model name of the processor, or its architecture where the system does not say."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def peak_memory_bytes(compute: Compute) -> int | None:

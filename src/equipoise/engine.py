@@ -109,7 +109,7 @@ def run_local(
     codes: dict[Path, int] = {}
     unfinished = sum(task.num_runs for task in tasks)
     passed_on = False
-    with nursery() if len(tasks) > 1 else nullcontext() as forker:
+    with nursery() if sum(task.num_runs for task in tasks) > 1 else nullcontext() as forker:
         try:
             while running or (waiting and not stop.number):
                 while waiting and len(running) < num_jobs and not stop.number:

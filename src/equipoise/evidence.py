@@ -84,10 +84,10 @@ class Evidence:
         if self.routing is None:
             return None
         rows = self.routing["final"]
-        if at_frac < 1 and self.routing["points"]:
-            points = self.routing["points"]
-            due = at_frac * points[-1]["step"]
-            rows = min(points, key=lambda point: abs(point["step"] - due))["layers"]
+        trained = [point for point in self.routing["points"] if point["step"]]  # not before the first update
+        if at_frac < 1 and trained:
+            due = at_frac * trained[-1]["step"]
+            rows = min(trained, key=lambda point: abs(point["step"] - due))["layers"]
         values = [row.get(metric) for row in rows]
         if not values or not all(map(is_number, values)):
             return None

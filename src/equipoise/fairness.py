@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from equipoise.budgets import ArmBudget, arm_budgets, per_token
-from equipoise.contracts import Curve, Meeting, decays, flips, meet, table, winner
+from equipoise.contracts import Curve, Meeting, flips, meet, table, winner
 from equipoise.evidence import METRICS, Evidence
 from equipoise.matching import measure
 from equipoise.spec.model import ModelConfig
+from equipoise.spec.recipe import decays
 from equipoise.spec.study import Quantity, StudySpec
 from equipoise.spec.sweep import standing_for, units
 from equipoise.step_time import StepTimes

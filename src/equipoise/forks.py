@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 POLL_S: Final = 0.05
 """Seconds between two looks at what has ended."""
+SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 START_S: Final = 60.0
 """Seconds after which a process that does not answer is given up; loading takes two."""
 
@@ -50,19 +51,22 @@ class Nursery:
 
     server: subprocess.Popen[bytes]
     codes: dict[int, int] = field(default_factory=dict)
+    asked: int = 0
     unread: bytes = b""
 
     def start(self, arguments: Sequence[str], log: Path) -> Child | None:
         """A child that runs the command line with `arguments`, output appended to `log`; None when it cannot fork."""
         assert self.server.stdin is not None
+        self.asked += 1
+        request = {"number": self.asked, "arguments": list(arguments), "log": str(log)}
         try:
-            self.server.stdin.write(json.dumps({"arguments": list(arguments), "log": str(log)}).encode() + b"\n")
-            self.server.stdin.flush()
+            self.server.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             return None
         while (answer := self._read(START_S)) is not None:
-            if "started" in answer:
+            if answer.get("number") == self.asked:
                 return _Forked(pid=answer["started"], nursery=self) if answer["started"] else None
+        self.server.kill()  # whatever it would still do, nobody waits for
         return None
 
     def look(self) -> None:
@@ -93,8 +97,8 @@ class _Forked:
 
     def poll(self) -> int | None:
         self.nursery.look()
-        if self.pid not in self.nursery.codes and self.nursery.server.poll() is not None:
-            return -signal.SIGKILL  # nobody is left to say how it ended
+        if self.pid not in self.nursery.codes and self.nursery.server.poll() is not None and not _is_alive(self.pid):
+            self.nursery.codes[self.pid] = 1  # nobody is left to say how it ended; its record tells whether it is whole
         return self.nursery.codes.get(self.pid)
 
     def wait(self) -> int:
@@ -110,10 +114,23 @@ class _Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # ended, and nobody has asked how
+
+
+def can_fork() -> bool:
+    """Whether `nursery` gives one on this system."""
+    return sys.platform == "linux"
+
+
 @contextmanager
 def nursery() -> Iterator[Nursery | None]:
     """A process to fork from; None where that is not done. When it is left, children that still run are told to end."""
-    if sys.platform != "linux":
+    if not can_fork():
         yield None
         return
     single = ["env", "OPENBLAS_NUM_THREADS=1"]  # NumPy's library would start threads when it is loaded
@@ -121,6 +138,7 @@ def nursery() -> Iterator[Nursery | None]:
         [*single, sys.executable, "-m", "equipoise", "nursery"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        bufsize=0,  # nothing is left to be written when the server has gone
         start_new_session=True,  # a Ctrl-C in the terminal is for the parent
     )
     try:
@@ -139,8 +157,11 @@ def serve(command: Callable[[Sequence[str]], int]) -> None:
     """Fork a child for every line of stdin and report on stdout when it has ended, until stdin is closed.
 
     A child runs `command` with the arguments of the line and exits with what it returns. When stdin is closed the
-    children get SIGTERM and are waited for.
+    children get SIGTERM and are waited for. Signals meant for all processes of a job are left to the others: whoever
+    asks closes stdin when there is nothing left to wait for.
     """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     channel = os.dup(1)
     os.dup2(2, 1)  # what anybody prints is no answer
     running: set[int] = set()
@@ -156,7 +177,7 @@ def serve(command: Callable[[Sequence[str]], int]) -> None:
             request = json.loads(line)
             pid = _fork(command, request["arguments"], request["log"], channel)
             running |= {pid} if pid else set()
-            _answer(channel, {"started": pid})
+            _answer(channel, {"number": request["number"], "started": pid})
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -170,10 +191,13 @@ def _answer(channel: int, answer: dict[str, int]) -> None:
 
 
 def _fork(command: Callable[[Sequence[str]], int], arguments: Sequence[str], log: str, channel: int) -> int:
-    """The child's process id; 0 when there is more than one thread."""
+    """The child's process id; 0 when there is more than one thread, or no memory for a child."""
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return 0
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        return 0
     if pid == 0:
         _be_child(command, arguments, log, channel)
     return pid
@@ -182,6 +206,8 @@ def _fork(command: Callable[[Sequence[str]], int], arguments: Sequence[str], log
 def _be_child(command: Callable[[Sequence[str]], int], arguments: Sequence[str], log: str, channel: int) -> NoReturn:
     code = 1
     try:
+        for restored in SIGNALS:
+            signal.signal(restored, signal.SIG_DFL)
         os.setsid()
         os.close(channel)
         null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -47,6 +47,8 @@ class Cell:
     """Seeds whose routing collapsed."""
     tokens: int | None = None
     """Tokens a run is really trained on; None = as many as the budget says."""
+    epochs: float = 0.0
+    """The most passes over the training data that a run has made."""
     curves: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     """Seed → tokens trained → loss of the curve's evaluations."""
 

@@ -1,6 +1,6 @@
 """The optimizer: which parameters decay, and AdamW over them.
 
-Not for: the learning rate of a step (`schedule`), clipping (`train`).
+Not for: the learning rate of a step (`schedule`), clipping (`step`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any, Final
@@ -23,6 +23,7 @@ from typing import Any, Final
 from equipoise.config import dump
 from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.estimate import Rates, longest_first, makespan, run_flops
+from equipoise.forks import can_fork
 from equipoise.machine import available_memory, busy_cores, load_average, usable_cores
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.recipe import Recipe
@@ -140,7 +141,7 @@ def measure_rates(
                 fmean(reply["s"] for reply in probes.ask({"do": what, "seconds": seconds}))
                 for what, seconds in (("update", UPDATE_S), ("score", UPDATE_S / 5), ("sample", UPDATE_S / 5))
             )
-            start_s = probes.start_s + load_s
+            start_s = load_s if can_fork() else probes.start_s + load_s  # a run is forked from what has loaded already
             rates[name] = Rates(start_s=start_s, update_s=update, score_token_s=score, sample_token_s=sample)
     return rates
 
@@ -220,27 +221,38 @@ def choose_jobs(
     longest = runs[longest_first(runs)[0]]
     ends_at: dict[int, float] = {}
     with probing(number, device, should_stop) as probes:
-        probes.ask(load_request(longest.model, longest.recipe))
-        for jobs in candidates:
+        load = load_request(longest.model, longest.recipe)
+        probes.ask(load, 1)
+        (alone,) = probes.ask({"do": "memory"}, 1)
+        fits = that_fit(candidates, alone["bytes"] or 0, available_memory())
+        probes.ask(load, fits[0])
+        for jobs in fits:
             update_s = fmean(reply["s"] for reply in probes.ask({"do": "update", "seconds": TRIAL_S}, jobs))
             ends_at[jobs] = makespan([update_s * length / lengths[0] for length in lengths], jobs)
-        peak = max((reply["bytes"] or 0 for reply in probes.ask({"do": "memory"})), default=0)
-    return pick_jobs(ends_at, peak, available_memory())
+    chosen = pick_jobs(ends_at)
+    if len(fits) == len(candidates):
+        return chosen
+    return replace(
+        chosen, reason=f"{chosen.reason}; memory for {fits[0]}, a run takes {alone['bytes'] / 2**20:,.0f} MiB"
+    )
 
 
-def pick_jobs(ends_at: Mapping[int, float], peak: int, available: int | None) -> Jobs:
-    """The number of runs at a time that ends soonest, of those whose memory fits; a larger one only if it is worth it.
+def that_fit(candidates: Sequence[int], peak: int, available: int | None) -> list[int]:
+    """The numbers of runs at a time whose memory fits, in their order; 1 always does.
 
-    `ends_at` is the relative end of the work per number, `peak` the bytes of one run, `available` what the machine has
-    (None: not known).
+    `peak` are the bytes of one run, `available` what the machine has (None: not known).
     """
-    fits = [jobs for jobs in ends_at if available is None or jobs * peak <= MEMORY_SHARE * available] or [min(ends_at)]
-    best = min(fits)
-    for jobs in sorted(fits):
+    return [jobs for jobs in candidates if jobs == 1 or available is None or jobs * peak <= MEMORY_SHARE * available]
+
+
+def pick_jobs(ends_at: Mapping[int, float]) -> Jobs:
+    """The number of runs at a time that ends soonest; a larger one only if it is worth it.
+
+    `ends_at` is the relative end of the work per number.
+    """
+    best = min(ends_at)
+    for jobs in sorted(ends_at):
         if ends_at[best] > WORTH * ends_at[jobs]:
             best = jobs
     speeds = ", ".join(f"{jobs}: {ends_at[min(ends_at)] / ends_at[jobs]:.2f}×" for jobs in sorted(ends_at))
-    reason = f"measured speed of the study by runs at a time: {speeds}"
-    if len(fits) < len(ends_at):
-        reason += f"; memory for {max(fits)} ({peak / 2**20:,.0f} MiB a run, {available or 0:,} bytes available)"
-    return Jobs(number=best, reason=reason)
+    return Jobs(number=best, reason=f"measured speed of the study by runs at a time: {speeds}")

@@ -133,7 +133,7 @@ def collect(directory: Path) -> dict[str, Any]:
                 "marks": [*row["marks"], *sweeps.terms(_named(row), row["budgets"], spec, budgets, choices)],
                 "matches": matches_between(arm_rows, [(c["left"], c["right"]) for c in row["contrasts"]]),
             }
-            for row in _claims(cells, lock, late, trained, _most_epochs(runs), [MIXED] if mixed else [])
+            for row in _claims(cells, lock, late, trained, [MIXED] if mixed else [])
         ],
         "contracts": {
             "step_time": times.table() if isinstance(times, StepTimes) else None,
@@ -197,7 +197,6 @@ def _claims(
     lock: Lock,
     late: Late,
     trained: Mapping[tuple[str, int], int],
-    epochs: Mapping[int, float],
     marks: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Verdicts; none when the runs were scored on the selection split, which is for choosing a recipe."""
@@ -210,7 +209,6 @@ def _claims(
         seeds=spec.seeds,
         budgets=spec.budgets,
         alpha=spec.alpha,
-        epochs=epochs,
         post_hoc=late.claims,
         locked_seeds=late.locked_seeds,
         locked_budgets=[budget for budget in spec.budgets if budget not in late.budgets],
@@ -226,15 +224,6 @@ def _claims(
             ]
         rows.append({**row, "marks": [*row["marks"], *marks]})
     return rows
-
-
-def _most_epochs(runs: Iterable[Evidence]) -> dict[int, float]:
-    """Budget → the most passes over the training data that a complete run compared there has made."""
-    passes: dict[int, float] = {}
-    for run in runs:
-        if run.complete:
-            passes[run.budget] = max(passes.get(run.budget, 0.0), run.summary["epochs"])
-    return passes
 
 
 def _judged(name: str, cell: Mapping[int, Evidence], spec: StudySpec, trained: int) -> Cell:
@@ -255,6 +244,7 @@ def _judged(name: str, cell: Mapping[int, Evidence], spec: StudySpec, trained: i
         lost={seed: run.status for seed, run in cell.items() if run.status != "complete"},
         collapsed={seed for metric in METRICS for seed in collapsed_seeds(cell, metric, cell)},
         tokens=trained,
+        epochs=max((run.summary["epochs"] for run in cell.values() if run.complete), default=0.0),
         curves={seed: run.curve for seed, run in cell.items() if run.complete},
     )
 

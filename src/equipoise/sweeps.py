@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from equipoise.budgets import ArmBudget, arm_budgets
-from equipoise.contracts import Meeting, decays, meet, table
+from equipoise.contracts import Meeting, meet, table
 from equipoise.evidence import METRICS, Evidence
 from equipoise.fairness import Study, compared, curve, flops
+from equipoise.spec.recipe import decays
 from equipoise.spec.study import StudySpec
 from equipoise.spec.sweep import families, lr_text, standing_for, units
 from equipoise.stats import paired_contrast

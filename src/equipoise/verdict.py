@@ -60,17 +60,16 @@ def judge(
     seeds: Sequence[int],
     budgets: Sequence[int],
     alpha: float = 0.05,
-    epochs: Mapping[int, float] | None = None,
     post_hoc: Collection[str] = (),
     locked_seeds: Sequence[int] | None = None,
     locked_budgets: Sequence[int] | None = None,
 ) -> tuple[Verdict, ...]:
     """A verdict per claim, in the order of the claims.
 
-    `cells` maps (arm, budget) to its runs; a seed of `seeds` without a value there counts as a lost run. `epochs` maps
-    a budget to its passes over the training data. Locked claims are judged on `locked_seeds` and `locked_budgets`
-    (None: all) and Holm-adjusted among themselves. A claim whose id is in `post_hoc`, or whose budget was not locked,
-    is judged on everything, in a family of its own. Raises ValueError for an alpha outside (0, 1).
+    `cells` maps (arm, budget) to its runs; a seed of `seeds` without a value there counts as a lost run. Locked claims
+    are judged on `locked_seeds` and `locked_budgets` (None: all) and Holm-adjusted among themselves. A claim whose id
+    is in `post_hoc`, or whose budget was not locked, is judged on everything, in a family of its own. Raises ValueError
+    for an alpha outside (0, 1).
     """
     locked_seeds = seeds if locked_seeds is None else locked_seeds
     locked_budgets = budgets if locked_budgets is None else locked_budgets
@@ -81,7 +80,7 @@ def judge(
         whole = _judged_at(claim, budgets)
         at = whole if late else _judged_at(claim, locked_budgets)
         judged = seeds if late else locked_seeds
-        draft = _draft(claim, cells, judged, at, alpha, late, max((epochs or {}).get(budget, 0.0) for budget in at))
+        draft = _draft(claim, cells, judged, at, alpha, late)
         over_budgets = isinstance(claim, TrendClaim | FasterClaim)
         more = [at] if set(seeds) > set(judged) and not over_budgets else []
         more += [whole] if whole != at or (over_budgets and set(seeds) > set(judged)) else []
@@ -141,15 +140,15 @@ def _draft(
     budgets: tuple[int, ...],
     alpha: float,
     post_hoc: bool,
-    epochs: float,
 ) -> Verdict:
     """The claim with its p-values and marks, still inconclusive: the family has to be known first."""
     contrasts = measure(claim, cells, seeds, budgets, alpha)
-    lost, collapsed = [], []
+    lost, collapsed, epochs = [], [], 0.0
     for arm in claim_arms(claim):
         for budget in budgets:
             at = f" at {short(budget)} tokens" if len(budgets) > 1 else ""
             cell = cell_of(cells, arm, budget)
+            epochs = max(epochs, cell.epochs)
             lost += reasons.lost(arm, cell, claim, seeds, at)
             fallen = [seed for seed in seeds if seed in cell.collapsed]
             collapsed += [f"routing collapsed in {arm} {reasons.seeds_text(fallen)}{at}"] if fallen else []

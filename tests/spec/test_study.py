@@ -173,13 +173,15 @@ NEW = {
     "faster": "id='f', kind='faster', left='moe', right='dense'",
     "routing": "id='r', kind='routing', arm='moe', metric='topk_share', direction='above', threshold=0.9",
     "log_z": "id='z', kind='lower', left='moe', right='other', metric='log_z'",
+    "hashed": "id='z', kind='lower', left='moe', right='hashed', metric='log_z'",
 }
+HASHED = "arms.hashed.model.ffn={kind='moe', num_experts=4, top_k=2, d_expert=64, router='hash'}"
 OTHER = "arms.other.model.ffn={kind='moe', num_experts=4, top_k=2, d_expert=64}"
 THREE = "budgets=[100_000, 200_000, 400_000]"
 
 
 def test_claims_over_budgets_and_of_routing() -> None:
-    listed = ", ".join(f"{{{claim}}}" for claim in NEW.values())
+    listed = ", ".join(f"{{{claim}}}" for name, claim in NEW.items() if name != "hashed")
     study = parse_study(table(OTHER, THREE, f"claims=[{listed}]"))
     trend, faster, routing, log_z = study.claims
     assert isinstance(trend, TrendClaim) and (trend.direction, trend.metric) == ("grows", "val_loss")
@@ -200,6 +202,12 @@ def test_the_routing_metrics_are_numbers_of_a_layer() -> None:
         ("trend", {"budgets=[5_000]"}, "kind: 'trend' is not accepted over 1 budget(s); expected 2 or more"),
         ("faster", set(), "kind: 'faster' is not accepted over 2 budget(s); expected 1, or 3 or more"),
         ("faster", {THREE, "claims.0.metric='val_bpb'"}, "metric: \"val_bpb\" is not accepted; expected 'val_loss'"),
+        (
+            "faster",
+            {THREE, "recipe.schedule={kind='wsd', warmup_tokens=10_000, decay_frac=0.0}"},
+            "kind: 'faster' is not accepted over several budgets whose rate never falls; "
+            "expected recipe.schedule with final_frac below 1 and, of wsd, decay_frac above 0",
+        ),
         ("trend", {"claims.0.right='moe'"}, 'right: "moe" is not accepted; expected an arm that is not on the left'),
         ("trend", {"claims.0.direction='up'"}, "direction: \"up\" is not accepted; expected one of 'grows', 'narrows'"),
         (
@@ -225,10 +233,15 @@ def test_the_routing_metrics_are_numbers_of_a_layer() -> None:
             {"claims.0.right='dense'"},
             "right: \"dense\" is not accepted; expected a routed arm, for metric = 'log_z'",
         ),
+        (
+            "hashed",
+            set(),
+            "right: \"hashed\" is not accepted; expected an arm whose router has weights, for metric = 'log_z'",
+        ),
     ],
 )
 def test_faults_of_claims_over_budgets_and_of_routing(kind: str, changed: set[str], said: str) -> None:
-    others = [OTHER] if kind == "log_z" else []
+    others = {"log_z": [OTHER], "hashed": [HASHED]}.get(kind, [])
     assert faults(f"claims=[{{{NEW[kind]}}}]", *others, *sorted(changed)) == [f"claims.0.{said}"]
 
 

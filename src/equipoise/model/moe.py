@@ -257,7 +257,9 @@ def _computed(routing: Routing) -> tuple[Tensor, Tensor]:
 
 def assignments(routings: Sequence[Routing], num_experts: int) -> Tensor:
     """How many assignments each expert of each layer got, [L, E] int64."""
-    return torch.stack([torch.bincount(routing.expert_ids_TK.flatten(), minlength=num_experts) for routing in routings])
+    ids_LA = torch.stack([routing.expert_ids_TK.flatten() for routing in routings])
+    # As in `load_balance_loss`: bincount would wait for a GPU.
+    return ids_LA.new_zeros(len(routings), num_experts).scatter_add_(1, ids_LA, torch.ones_like(ids_LA))
 
 
 def moved_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> Tensor:

@@ -168,6 +168,7 @@ def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
         labels = [label for label in labels if label not in ("metric", "validation sampling")]
         sampled = [row for row in results["gaps"] if row["metric"] == metric and row["validation_sampling"]]
         facts = [f"Validation sampling (same runs, other documents), 95 %: {_sampled(sampled)}."] if sampled else []
+    facts += _own_budgets(results, [row for row in results["gaps"] if metric in (None, row["metric"])])
     header = tuple(Cell(text=label, number=label not in ("contrast", "metric", "seeds", "lower")) for label in labels)
     notes = (
         "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the "
@@ -233,7 +234,7 @@ def _shared(arm: Mapping[str, Any]) -> str:
 def _run_notes(results: Mapping[str, Any], arm: str, budget: int, seeds: Sequence[int]) -> str:
     """Every seed without a number and why; every seed that collapsed; every seed that was added late."""
     own = {run["seed"]: run for run in results["runs"] if (run["arm"], run["budget"]) == (arm, budget)}
-    notes = []
+    notes = [f"own budget: {note}" for note in [own_tokens(results, arm, budget)] if note]
     for seed in seeds:
         run = own[seed]
         what = [run["status"]] if run["status"] != "complete" else []
@@ -245,6 +246,29 @@ def _run_notes(results: Mapping[str, Any], arm: str, budget: int, seeds: Sequenc
             what.append("added later")
         notes += [f"seed {seed}: {', '.join(what)}"] if what else []
     return "; ".join(notes) or "–"
+
+
+def own_tokens(results: Mapping[str, Any], arm: str, budget: int) -> str:
+    """The tokens of an arm that has a budget of its own at this budget of the study; empty for others."""
+    found = [
+        own["tokens"]
+        for one in results["arms"]
+        if one["name"] == arm
+        for own in one["own_budgets"]
+        if own["budget"] == budget
+    ]
+    return f"{text.count(found[0])} tokens" if found else ""
+
+
+def _own_budgets(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What must be known of the arms of these contrasts: who was trained on other tokens than the budget says."""
+    said = {
+        f"{arm} at {text.short(row['budget'])}: {note}"
+        for row in rows
+        for arm in (row["left"], row["right"])
+        if (note := own_tokens(results, arm, row["budget"]))
+    }
+    return [f"Own budgets: {'; '.join(sorted(said))}."] if said else []
 
 
 def _floor_rows(results: Mapping[str, Any]) -> list[tuple[Cell, ...]]:

@@ -15,6 +15,8 @@ RoutingMetric = Literal[
     "busiest_frac", "usage_variance", "load_cv", "max_vio", "usage_entropy", "router_entropy", "log_z", "topk_share"
 ]
 ROUTING_METRICS: Final[tuple[str, ...]] = typing.get_args(RoutingMetric)
+WEIGHED_METRICS: Final = ("router_entropy", "log_z")
+"""Those of the routing metrics that only a router with weights has."""
 """Diagnostics of `routing.diagnose` that are one number a layer."""
 
 
@@ -191,6 +193,9 @@ def claim_faults(
                 )
             elif claim.metric in ROUTING_METRICS and arms[arm] and arms[arm].model.ffn.kind != "moe":
                 faults.append(not_accepted(f"{where}.{side}", arm, f"a routed arm, for metric = {claim.metric!r}"))
+            elif claim.metric in WEIGHED_METRICS and arms[arm] and not arms[arm].model.ffn.router_has_weights:
+                expected = f"an arm whose router has weights, for metric = {claim.metric!r}"
+                faults.append(not_accepted(f"{where}.{side}", arm, expected))
     if right in left_arms(claim):
         faults.append(not_accepted(f"{where}.right", right, "an arm that is not on the left"))
     return faults + (_budget_faults(where, claim, arms, budgets) if budgets else [])

@@ -84,6 +84,11 @@ class WSD:
 Schedule = Annotated[Cosine | WSD, TAG]
 
 
+def decays(schedule: Cosine | WSD) -> bool:
+    """Whether a run ends at a lower rate than its peak; only then is the end of a run a point of a curve of budgets."""
+    return schedule.final_frac < 1 and (isinstance(schedule, Cosine) or schedule.decay_frac > 0)
+
+
 @config
 class Samples:
     """Texts written by each run, greedily, at a quarter, half, three quarters and the end (WSD: or more often)."""

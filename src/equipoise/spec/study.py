@@ -16,10 +16,10 @@ from typing import Any, Literal
 from equipoise.config import Table, check, config, load, read_toml
 from equipoise.errors import ConfigError
 from equipoise.faults import did_you_mean, not_accepted
-from equipoise.spec.claims import AnyClaim, Claim, claim_faults
+from equipoise.spec.claims import AnyClaim, Claim, FasterClaim, claim_faults
 from equipoise.spec.data import Corpus, Tokenizer
 from equipoise.spec.model import ModelConfig, Width, ffn_width
-from equipoise.spec.recipe import Recipe
+from equipoise.spec.recipe import Recipe, decays
 from equipoise.spec.sweep import expand_sweeps, families, family, standing_for, under_written_names
 from equipoise.spec.tables import expand_arms, said_once
 
@@ -226,6 +226,11 @@ def _study_faults(
     named = {**arms, **{name: arms[members[0]] for name, members in families(arms).items()}}
     for index, claim in enumerate(claims):
         faults += [] if claim is None else claim_faults(f"claims.{index}", claim, claims, named, budgets)
+        if recipe and isinstance(claim, FasterClaim) and len(budgets or ()) > 1 and not decays(recipe.schedule):
+            faults.append(
+                f"claims.{index}.kind: 'faster' is not accepted over several budgets whose rate never falls; "
+                "expected recipe.schedule with final_frac below 1 and, of wsd, decay_frac above 0"
+            )
     return faults
 
 

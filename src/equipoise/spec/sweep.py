@@ -1,7 +1,7 @@
 """Learning-rate sweeps: one arm of a study file becomes a family of arms that differ in nothing but the rate.
 
 `lr = { sweep = [3e-4, 1e-3] }` on the arm `dense` makes the arms `dense@lr=3e-4` and `dense@lr=1e-3`; `dense` is then
-the name of the family, and stands for the member that the selection split chooses. Not for: choosing (`fairness`).
+the name of the family, and stands for the member that the selection split chooses. Not for: choosing (`sweeps`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rotated causal attention in blocks of queries, each against the keys up to its last one; most probabilities are kept.
 
 Queries, keys and values of a few sequences at a time are laid out head by head and rotated while they are in the cache.
-Pays for sequences of 512 and more, where most of the scores above the diagonal lie in blocks that are left out; below,
+Pays for sequences of 256 and more, where most of the scores above the diagonal lie in blocks that are left out; below,
 torch's own kernel is as fast and keeps no probabilities.
 
 Shapes: B sequences, S positions, N query heads, M kv heads, P = N + 2·M heads of a packed buffer, H d_head; C = (some

@@ -8,8 +8,6 @@ Shapes: T tokens, I and O widths in and out.
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,23 +15,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from equipoise.device import ONEDNN
+
 MIN_WIDTH: Final = 128
 """Narrower products gain nothing by oneDNN."""
 ROWS: Final = 256
 """oneDNN compiles a product for every shape and keeps it: only numbers of tokens that come again, multiples of this."""
-
-
-def _is_amd() -> bool:
-    try:
-        return platform.machine() in ("x86_64", "AMD64") and "AuthenticAMD" in Path("/proc/cpuinfo").read_text(
-            encoding="utf-8", errors="replace"
-        )
-    except OSError:
-        return False
-
-
-ONEDNN: Final = _is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether oneDNN takes its share: a property of machine and torch, never of a run."""
 
 
 def times_transposed(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
