@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from equipoise.accounting import count_flops
-from equipoise.model.moe import MoE, Router, Routing
+from equipoise.model.moe import MoE, Places, Router, Routing
 from equipoise.model.transformer import Transformer, build
 from equipoise.optim import make_adamw
 from equipoise.rng import stream
@@ -108,11 +108,12 @@ def skew(model: Transformer, num_tokens: int) -> None:
     ids_TK = torch.from_numpy(draws.random((num_tokens, 3)).argsort(axis=1)[:, :2] + 1)
     ids_TK[torch.arange(num_tokens) % 10 < 7, 0] = 0
 
-    def fixed(router: Router) -> Callable[[torch.Tensor], Routing]:
+    def fixed(router: Router) -> Callable[..., Routing]:
         route = router.forward
 
-        def forward(x_TD: torch.Tensor) -> Routing:
-            routing = route(x_TD)
+        def forward(x_TD: torch.Tensor, places: Places | None = None) -> Routing:
+            routing = route(x_TD, places)
+            assert routing.probs_TE is not None
             weights_TK = routing.probs_TE.gather(1, ids_TK)
             weights_TK = weights_TK / weights_TK.sum(dim=1, keepdim=True)
             return dataclasses.replace(routing, expert_ids_TK=ids_TK, weights_TK=weights_TK)
