@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n auto $(if $(CORPORA),--corpora="$(CORPORA)")
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test unit lint bench bench-quick golden clean
+.PHONY: help demo test unit lint docs bench bench-quick golden clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -32,9 +32,12 @@ lint: $(DEV) ## formatting, lint rules, types
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict
 
-bench: $(DEV) ## a training step beside Hugging Face's, about half an hour on an idle machine; writes build/bench.md
+docs: $(CORE) ## write docs/study.md anew, from the docstrings of the spec
+	$(PY) docs/study_reference.py
+
+bench: $(DEV) ## a training step beside Hugging Face's, under an hour on an idle machine; writes build/bench.md
 	@mkdir -p build
-	$(PY) benchmarks/step_time.py --shapes A,B,tinystories-cpu --threads 2 --out build/bench.md
+	$(PY) benchmarks/step_time.py --shapes A,B,B-wide-heads,tinystories-cpu --threads 2 --out build/bench.md
 
 bench-quick: $(DEV) ## does every benchmark run? A minute or two, no figures worth reading
 	$(PY) benchmarks/step_time.py --quick
@@ -48,7 +51,7 @@ golden: $(DEV) ## record the golden losses anew; REASON="..." is their line unde
 
 clean: ## remove caches and build output; .venv and runs stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install -c constraints.txt -e .

@@ -2,7 +2,8 @@
 
     python benchmarks/study_time.py [FOLDER-OF-TINYSTORIES] --scale 1
 
-Without a folder the text is the built-in story grammar. The loop is what one would write without Equipoise: tokenise
+The shape is B of step_time.py: vocabulary 4,096 (which the story grammar, the text without a folder, does not reach),
+d_model 128, 4 layers, batches of 8,192 tokens. The loop is what one would write without Equipoise: tokenise
 once, then train LlamaForCausalLM and MixtralForCausalLM (eager experts, the faster on a CPU, with its router loss) of
 the same shapes, batches, steps and rates, evaluate as often on as many tokens and score the validation set at the end.
 It runs as one process of two threads and as two of one thread, the runs in order; the better of the two counts. Ours
@@ -24,18 +25,21 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from equipoise.data.corpora import open_corpus
-from equipoise.data.prepare import prepare
 from equipoise.rng import stream
-from equipoise.spec.data import BpeTokenizer, GrammarCorpus, TinyStoriesCorpus
+from equipoise.spec.data import GrammarCorpus, TinyStoriesCorpus
 
-VOCAB_SIZE, D_MODEL, LAYERS, HEADS, D_EXPERT = 2048, 128, 4, 4, 256
-SEQ_LEN, BATCH_TOKENS, CURVE_TOKENS, NUM_EVALS, EVAL_TOKENS = 256, 2048, 2048, 20, 16_384
+VOCAB_SIZE, D_MODEL, LAYERS, HEADS, D_EXPERT = 4096, 128, 4, 4, 256
+SEQ_LEN, BATCH_TOKENS, CURVE_TOKENS, NUM_EVALS, EVAL_TOKENS = 256, 8192, 2048, 8, 16_384
 ARMS = {"moe": 0, "dense-active": 2 * D_EXPERT, "dense-total": 4 * D_EXPERT}  # d_ff
 SEEDS = (0, 1, 2)
-BUDGETS = (65_536, 131_072, 262_144, 524_288)
+UPDATES = (4, 8, 16, 32)
+"""Of the four budgets, at `--scale 1`."""
 LR = 2e-3
 
 STUDY = f"""
@@ -87,18 +91,36 @@ def corpus_of(folder: str, scale: float) -> GrammarCorpus | TinyStoriesCorpus:
 
 def tokenise(folder: str, scale: float, work: Path) -> None:
     """Train the tokenizer and write the two arrays that the loop reads: once, by the library alone."""
-    found = prepare(corpus_of(folder, scale), BpeTokenizer(vocab_size=VOCAB_SIZE), work / "cache")
-    library = Tokenizer.from_str(found.tokenizer().to_json())
-    texts: dict[str, list[str]] = {"train": [], "validation": []}
-    for number, document in enumerate(open_corpus(corpus_of(folder, scale)).read()):
-        split = document.split or ("validation" if number % 20 == 0 else "train")
-        if split in texts:
-            texts[split].append(document.text)
+    texts = read_texts(folder, scale)
+    library = Tokenizer(BPE())
+    library.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts["train"], trainer)
     arrays = {}
     for split, documents in texts.items():
         ids = [index for one in library.encode_batch_fast(documents) for index in [*one.ids, 0]]
         arrays[split] = torch.tensor(ids, dtype=torch.int64)
     torch.save(arrays, work / "tokens.pt")
+
+
+def read_texts(folder: str, scale: float) -> dict[str, list[str]]:
+    """The stories of each split."""
+    if not folder:
+        source = open_corpus(corpus_of(folder, scale))
+        texts: dict[str, list[str]] = {"train": [], "validation": [], "selection": []}
+        for document in source.read():
+            texts[document.split or "train"].append(document.text)
+        return texts
+    found: dict[str, list[str]] = {"train": [], "validation": []}
+    for path in sorted(Path(folder).glob("*.txt")):
+        split = "validation" if "valid" in path.name else "train"
+        found[split] += path.read_text(encoding="utf-8").split("<|endoftext|>")
+    return found
 
 
 def model_of(arm: str, vocab_size: int) -> torch.nn.Module:
@@ -128,9 +150,10 @@ def train(arm: str, seed: int, steps: int, arrays: dict[str, torch.Tensor]) -> f
     order = torch.from_numpy(stream(seed, "data", "study-time").permutation(num))
     offsets = torch.arange(SEQ_LEN + 1)
     rows = BATCH_TOKENS // SEQ_LEN
-    every = max(1, steps // NUM_EVALS)
+    num_points = min(NUM_EVALS, steps)
+    points = {round(steps * point / num_points) for point in range(num_points)}
     for step in range(steps):
-        if step % every == 0:
+        if step in points:
             score(model, arrays["validation"], CURVE_TOKENS)
         places = order[(torch.arange(rows) + step * rows) % num]
         window = arrays["train"][places[:, None] * SEQ_LEN + offsets]
@@ -171,7 +194,7 @@ def score(model: torch.nn.Module, tokens: torch.Tensor, limit: int) -> float:
 
 
 def steps_of(scale: float) -> list[int]:
-    return [round(budget * scale / BATCH_TOKENS) for budget in BUDGETS] if scale else [2]
+    return [round(updates * scale) for updates in UPDATES] if scale else [2]
 
 
 def seeds_of(scale: float) -> tuple[int, ...]:
@@ -223,7 +246,7 @@ def time_ours(folder: str, scale: float, jobs: str, schedule: str) -> float:
         else:
             head += f"num_documents = {corpus.num_documents}\nnum_validation = 300\nnum_selection = 50\n"
         study = Path(name) / "study.toml"
-        warm = budgets[0] // 20 // BATCH_TOKENS * BATCH_TOKENS
+        warm = max(1, steps_of(scale)[0] // 5) * BATCH_TOKENS
         schedules = {"cosine": 'kind = "cosine"', "wsd": f'kind = "wsd", warmup_tokens = {warm}'}
         body = STUDY.replace("[recipe]", f"[recipe]\ncurve_tokens = {CURVE_TOKENS}")
         body = body.replace("SCHEDULE", schedules[schedule])

@@ -121,3 +121,50 @@ def tiny(tiny_cache: Path) -> Any:
     models = {name: arm.model for name, arm in arms.items()}
     runs = expand(spec, models, dataset.digest)
     return SimpleNamespace(spec=spec, dataset=dataset, arms=arms, models=models, runs=runs)
+
+
+@pytest.fixture
+def begun(tiny: Any, tmp_path: Path) -> Any:
+    """A locked study in which nothing has run, `directory`, and functions that make its runs look at work or done.
+
+    `rows(run, steps)` writes a record with 0.1 s an update and a point of the curve at its end, `holds(path)` the note
+    of this process beside a lock file, `log(run, line)` what a child said, `finish(run, status)` a summary.
+    """
+    import os
+    import platform
+
+    from equipoise.config import digest
+    from equipoise.lock import lock_study
+    from equipoise.record import append_row, finish_run, start_run
+
+    directory = tmp_path / "runs" / "tiny"
+    lock_study(directory, tiny.spec, tiny.models, tiny.dataset, "equipoise run study.toml")
+
+    def rows(run: Any, steps: int, loss: float = 5.0) -> None:
+        place = directory / run.folder
+        start_run(place, run, tiny.dataset.tokenizer().to_json())
+        layer = {"busiest_frac": 0.45, "dead": [2], "collapsed": False}
+        for step in range(1, steps + 1):
+            row = {"kind": "train", "step": step, "lr": 0.003, "lm_loss": loss - step / 100, "elapsed_s": step / 10}
+            append_row(place / "metrics.jsonl", row)
+        point = {"kind": "eval", "step": steps, "loss": loss, "routing": [layer] if run.arm == "moe" else []}
+        append_row(place / "metrics.jsonl", point)
+
+    def holds(lock: Path, pid: int | None = None) -> None:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        note = f"process {pid or os.getpid()} on {platform.node()} since 2026-01-01T00:00:00+00:00\n"
+        lock.with_suffix(".holder").write_text(note, encoding="utf-8")
+
+    def log(run: Any, line: str) -> None:
+        path = directory / "logs" / f"{run.folder}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"cpu, float32\n{line}\n", encoding="utf-8")
+
+    def finish(run: Any, status: str = "complete", **more: Any) -> None:
+        rows(run, run.num_steps)
+        finish_run(
+            directory / run.folder,
+            {"digest": digest(run), "status": status, "steps": run.num_steps, "val_loss": 4.25, **more},
+        )
+
+    return SimpleNamespace(directory=directory, runs=tiny.runs, rows=rows, holds=holds, log=log, finish=finish)

@@ -22,7 +22,7 @@ def with_budget(tiny: Any, own: OwnBudget, budgets: tuple[int, ...] = (5120, 102
 
 def test_without_an_own_budget_an_arm_takes_the_study_s(tiny: Any) -> None:
     found = arm_budgets(tiny.spec, tiny.models)
-    assert {(one.asked, one.steps, one.tokens, one.table()) for one in found.values()} == {(5120, 10, 5120, None)}
+    assert {(one.asked, one.steps, one.tokens, one.table(1.5)) for one in found.values()} == {(5120, 10, 5120, None)}
 
 
 def test_equal_training_flops_in_whole_updates(tiny: Any) -> None:

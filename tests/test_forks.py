@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from equipoise import forks
-from equipoise.forks import Nursery, nursery
+from equipoise.cli import main
+from equipoise.forks import ONE_THREAD, Nursery, nursery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
 
@@ -147,7 +149,7 @@ def test_nothing_is_forked_beside_threads(tmp_path: Path) -> None:
 
 
 def test_leaving_a_nursery_whose_server_died_is_no_error(tmp_path: Path) -> None:
-    with nursery() as forker:
+    with nursery(os.environ) as forker:
         assert forker is not None
         forker.server.kill()
         forker.server.wait()
@@ -155,8 +157,21 @@ def test_leaving_a_nursery_whose_server_died_is_no_error(tmp_path: Path) -> None
 
 
 def test_the_command_line_forks_runs(tmp_path: Path) -> None:
-    with nursery() as forker:
+    with nursery(os.environ) as forker:
         assert forker is not None
         child = forker.start(["train", str(tmp_path / "nothing")], tmp_path / "a.log")
         assert child is not None and child.wait() == 2
     assert "no such study file or preset" in (tmp_path / "a.log").read_text(encoding="utf-8")
+
+
+def test_one_thread_is_for_loading_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is started with the variable whatever it was; what it forks is started without."""
+    monkeypatch.setenv(ONE_THREAD, "3")
+    with nursery({"A": "b", ONE_THREAD: "3"}) as forker:
+        assert forker is not None
+        given = Path(f"/proc/{forker.server.pid}/environ").read_bytes().split(b"\0")
+        assert sorted(filter(None, given)) == [b"A=b", f"{ONE_THREAD}=1".encode()]
+    seen = []
+    monkeypatch.setattr(forks, "serve", lambda command: seen.append(ONE_THREAD in os.environ))
+    main.nursery()
+    assert seen == [False]

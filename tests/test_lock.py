@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from equipoise.config import digest
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.lock import expand, lock_study, locked_runs, note_finished, read_lock, status
 from equipoise.matching import resolve_arms
-from equipoise.record import finish_run, start_run
+from equipoise.record import append_row, finish_run, has_begun, read_run, start_run
 from equipoise.spec.claims import LowerClaim
 from equipoise.spec.data import TextCorpus
+from equipoise.spec.published import Published
 from equipoise.spec.study import StudySpec
 
 
@@ -26,9 +28,8 @@ def lock(directory: Path, tiny: Any, spec: StudySpec) -> Any:
 
 def begin(directory: Path, run: Any, finished: bool = False) -> None:
     start_run(directory / run.folder, run, "{}")
+    append_row(directory / run.folder / "metrics.jsonl", {"kind": "train", "step": 1})
     if finished:
-        from equipoise.config import digest
-
         finish_run(directory / run.folder, {"status": "complete", "digest": digest(run)})
 
 
@@ -60,6 +61,38 @@ def test_before_the_first_run_everything_may_change(tiny: Any, tmp_path: Path) -
     assert read_lock(tmp_path).study.seeds == (5,)
 
 
+def test_a_run_that_failed_before_its_first_update_locks_nothing(tiny: Any, tmp_path: Path) -> None:
+    """Its configuration, its first evaluation and a checkpoint of step 0 are there; then the study is declared anew."""
+    lock(tmp_path, tiny, tiny.spec)
+    place = tmp_path / tiny.runs[0].folder
+    start_run(place, tiny.runs[0], "{}")
+    append_row(place / "metrics.jsonl", {"kind": "eval", "step": 0})
+    (place / "checkpoints" / "step-00000000").mkdir(parents=True)
+    assert not has_begun(place)
+    recipe = dataclasses.replace(tiny.spec.recipe, micro_sequences=1)
+    changed = lock(tmp_path, tiny, dataclasses.replace(tiny.spec, recipe=recipe))
+    assert changed.study.recipe.micro_sequences == 1 and changed.amendments == ()
+    start_run(place, locked_runs(changed)[0], "{}")
+    assert read_run(place).config == locked_runs(changed)[0]
+
+
+@pytest.mark.parametrize("trace", ["row", "checkpoint", "corrupt", "torn", "summary"])
+def test_any_trace_of_an_update_locks_the_study(tiny: Any, tmp_path: Path, trace: str) -> None:
+    lock(tmp_path, tiny, tiny.spec)
+    place = tmp_path / "moe" / "trunk-s0"  # updates that budgets share are updates
+    place.mkdir(parents=True)
+    if trace in ("row", "torn"):
+        append_row(place / "metrics.jsonl", {"kind": "train", "step": 1})
+        if trace == "torn":
+            (place / "metrics.jsonl").write_bytes((place / "metrics.jsonl").read_bytes()[:-3])
+    elif trace == "summary":
+        (place / "summary.json").write_text("{}", encoding="utf-8")
+    else:
+        (place / "checkpoints" / ("corrupt-" * (trace == "corrupt") + "step-00000003")).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="seeds: 2 was removed"):
+        lock(tmp_path, tiny, dataclasses.replace(tiny.spec, seeds=(0, 1)))
+
+
 def test_what_has_begun_may_grow_but_not_change(tiny: Any, tmp_path: Path) -> None:
     first = lock(tmp_path, tiny, tiny.spec)
     begin(tmp_path, tiny.runs[0])
@@ -78,6 +111,9 @@ def test_what_has_begun_may_grow_but_not_change(tiny: Any, tmp_path: Path) -> No
         assert read_lock(tmp_path) == first
     words = dataclasses.replace(tiny.spec, question="another wording")
     assert lock(tmp_path, tiny, words).amendments == ()
+    beside = dataclasses.replace(tiny.spec, published=(Published(arm="moe", mean=1.5, source="a paper"),))
+    assert lock(tmp_path, tiny, beside).amendments == ()
+    assert read_lock(tmp_path).study.published == beside.published
 
 
 def test_additions_are_dated_and_post_hoc_only_after_a_finished_run(tiny: Any, tmp_path: Path) -> None:
@@ -103,6 +139,18 @@ def test_an_altered_or_absent_lock_is_refused(tiny: Any, tmp_path: Path) -> None
     (tmp_path / "lock.json").write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(IntegrityError, match="digest does not match"):
         read_lock(tmp_path)
+
+
+def test_a_lock_written_before_a_field_existed_is_still_itself(tiny: Any, tmp_path: Path) -> None:
+    lock(tmp_path, tiny, tiny.spec)
+    stored = json.loads((tmp_path / "lock.json").read_text(encoding="utf-8"))
+    del stored["study"]["published"]
+    names = ("study", "models", "data", "first_finished", "amendments")
+    stored["digest"] = digest({name: stored[name] for name in names})
+    (tmp_path / "lock.json").write_text(json.dumps(stored), encoding="utf-8")
+    assert read_lock(tmp_path).study == tiny.spec
+    begin(tmp_path, tiny.runs[0])
+    assert lock(tmp_path, tiny, tiny.spec).amendments == ()
 
 
 def test_other_data_is_refused(tiny: Any, tmp_path: Path) -> None:

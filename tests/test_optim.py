@@ -131,7 +131,7 @@ tokens = torch.zeros(1, 3, dtype=torch.int64)
 mean_loss(model, model(tokens), tokens).backward()
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
-print("torch._dynamo" in sys.modules)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, encoding="utf-8")
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"

@@ -69,7 +69,8 @@ def test_the_upper_limit_of_an_sd_holds_four_times_in_five() -> None:
 
 def contrast(mean: float | None, sd: float | None, n: int = 3, **fields: Any) -> dict[str, Any]:
     return {
-        "left": "a", "right": "b", "budget": 1000, "statistic": "difference", "mean": mean, "sd": sd, "n": n, **fields,
+        "left": "a", "right": "b", "than": None, "budget": 1000, "statistic": "difference", "mean": mean, "sd": sd,
+        "n": n, **fields,
     }  # fmt: skip
 
 

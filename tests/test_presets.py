@@ -12,7 +12,7 @@ from equipoise.config import dump
 from equipoise.estimate import affordable_curve_tokens, curve_share
 from equipoise.matching import ResolvedArm, resolve_arms
 from equipoise.schedule import branch_step, warmup_steps
-from equipoise.spec.claims import EquivalentClaim, left_arms, right_arm
+from equipoise.spec.claims import EquivalentClaim, LargerClaim, claim_pairs, left_arms, right_arm
 from equipoise.spec.data import requested_vocab_size
 from equipoise.spec.model import MoEFFN, describe_ffn, open_fields
 from equipoise.spec.recipe import WSD
@@ -335,6 +335,8 @@ def test_the_ladder_adds_one_thing_after_the_other(name: str) -> None:
     assert rungs["top-2-z"] == moe
     assert len({(ffn.num_experts, ffn.d_expert) for ffn in rungs.values()}) == 1
     assert all(dump(claim)["allow_collapsed"] for claim in study(name).claims if claim.kind != "routing")
+    (main,) = [claim for claim in study(name).claims if isinstance(claim, LargerClaim)]
+    assert claim_pairs(main) == (("top-2", "balanced"), ("balanced", "naive-raw"), ("top-2-z", "top-2"))
     early = [dump(claim) for claim in study(name).claims if claim.kind == "routing"][:2]
     assert all((claim["at_frac"], claim["layers"], claim["threshold"]) == (0.05, "max", 0.9) for claim in early)
 

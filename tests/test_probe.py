@@ -148,15 +148,25 @@ def test_a_whole_update_takes_every_micro_batch(tiny: Any, monkeypatch: pytest.M
         assert set(tokens) == {recipe.batch_tokens // factor}
 
 
-def test_models_are_measured_in_turn(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds at least; of each turn of three updates the median of the last two."""
+@pytest.mark.parametrize(
+    ("unit", "turn", "rounds"),
+    [
+        (0.001, 3, {"moe": [4.5, 10.5], "dense": [7.5, 13.5]}),
+        (1.0, 1, {"moe": [3.0, 5.0], "dense": [4.0, 6.0]}),
+    ],
+)
+def test_models_are_measured_in_turn(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, unit: float, turn: int, rounds: dict[str, list[float]]
+) -> None:
+    """Two rounds at least; of three short updates the median of the last two; one long one is enough."""
     asked: list[str] = []
     seconds = iter(range(1, 1000))
 
     class Child:
         def ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
             asked.append(f"{request['do']} {request['name']}")
-            return [{"s": float(next(seconds)), "environment": {"device": "cpu"}}]
+            number = next(seconds)
+            return [{"s": number * unit if request["do"] == "update" else 0.0, "environment": {"device": "cpu"}}]
 
     @contextmanager
     def one(num: int, device: str, should_stop: Any) -> Iterator[Child]:
@@ -167,8 +177,9 @@ def test_models_are_measured_in_turn(tiny: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "ROUNDS_S", -1.0)
     monkeypatch.setattr(module, "busy_cores", lambda: 0.25)
     measured = measure_in_turn(tiny.models, tiny.spec.recipe, "cpu")
-    assert asked == ["load moe", "load dense"] + (["update moe"] * 3 + ["update dense"] * 3) * 3
-    assert measured["rounds"] == {"moe": [4.5, 10.5, 16.5], "dense": [7.5, 13.5, 19.5]}
+    assert asked == ["load moe", "load dense"] + (["update moe"] * turn + ["update dense"] * turn) * 2
+    for name, numbers in rounds.items():
+        assert measured["rounds"][name] == pytest.approx([number * unit for number in numbers])
     assert measured["environment"] == {"device": "cpu"} and measured["busy_cores"] == 0.25
 
 

@@ -1,7 +1,11 @@
-"""What the documents tell people to type exists: make targets, commands, options, study files, links, exit codes."""
+"""What the documents tell people to type exists and does what they say: make targets, commands, options, study files,
+code, links, exit codes. The pages with tests of their own: study.md (test_study_reference), extending.md
+(test_extending), cases.md (test_cases), the table of coefficients in concepts.md (model/test_balance_conventions).
+"""
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
 import tomllib
@@ -9,12 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
 
+import equipoise
 from equipoise import errors
 from equipoise.cli.main import app
-from equipoise.spec.study import parse_study
+from equipoise.config import merge
+from equipoise.errors import ConfigError
+from equipoise.routing import diagnose
+from equipoise.spec.study import load_study_table, parse_study
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -116,15 +125,127 @@ def test_study_files_are_valid() -> None:
         assert parse_study(tomllib.loads(body)).arms
 
 
+def test_parts_of_study_files_have_known_fields() -> None:
+    """Parts are laid over `quick`; arms and budgets they speak of may be missing there, fields and kinds may not."""
+    quick, _ = load_study_table("quick")
+    parts = [(path, body) for path in DOCUMENTS for body in blocks(path.read_text(encoding="utf-8"), "toml")]
+    assert len(parts) > 3
+    for path, body in parts:
+        try:
+            parse_study(merge(quick, tomllib.loads(body)))
+        except ConfigError as error:
+            unknown = re.findall(r".*(?:unknown field|kind: ).*", str(error))
+            assert not [line for line in unknown if "budget(s)" not in line], f"{path.name}: {unknown}"
+
+
+@pytest.mark.parametrize(
+    ("part", "names"), [("[recipe]\nseq_length = 8", "seq_length"), ("[corpus]\nkind = 'x'", '"x"')]
+)
+def test_an_unknown_field_or_kind_is_noticed(part: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown field|kind: .*{names}"):
+        parse_study(merge(load_study_table("quick")[0], tomllib.loads(part)))
+
+
+def anchors(path: Path) -> set[str]:
+    """Names under which the headings of a page are linked to, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {name if (n := names[:place].count(name)) == 0 else f"{name}-{n}" for place, name in enumerate(names)}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        assert "://" in target or (path.parent / target).exists(), target
+    for target, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            page = path.parent / target if target else path
+            assert page.exists(), target
+            assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
+
+
+def test_a_missing_anchor_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One `two`, three\n```sh\n# no heading\n```\n## Ä-b\n## Ä-b\n", encoding="utf-8")
+    assert anchors(tmp_path / "a.md") == {"one-two-three", "ä-b", "ä-b-1"}
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in DOCUMENTS[2:] if f"](docs/{path.name})" not in readme] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_sessions_answer_as_written(path: Path) -> None:
+    session = "\n".join(blocks(path.read_text(encoding="utf-8"), "pycon"))
+    said: list[str] = []
+    example = doctest.DocTestParser().get_doctest(session, {}, path.name, str(path), 0)
+    failed, _ = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert not failed, "".join(said)
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "analysis.md"], ids=lambda path: path.name)
+def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python blocks of a page, one after the other in an empty folder; those that are files of their own aside.
+
+    Those of analysis.md need a study, and have one in report/test_files.py.
+    """
+    text = re.sub(r"^New file `[^`]+`:\n\n```python\n.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for body in blocks(text, "python"):
+        exec(compile(body, path.name, "exec"), names)
+
+
+def test_commands_inside_sentences_exist() -> None:
+    spans = [
+        (path.name, name)
+        for path in DOCUMENTS
+        for name in re.findall(r"`equipoise ([a-z-]+)[ `]", path.read_text(encoding="utf-8"))
+    ]
+    assert len(spans) > 5
+    assert [span for span in spans if span[1] not in command_tree().commands] == []
+
+
+def test_the_extremes_of_routing_numbers_are_as_tabulated() -> None:
+    """Even use and full collapse of docs/concepts.md, E = 8 and K = 2, from counts."""
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = page.partition("| name | what | even use | full collapse |")[2].partition("\n\n")[0]
+    rows = {cells[1].strip(" `"): (cells[3].strip(), cells[4].strip()) for cells in map(_cells, table.splitlines()[2:])}
+    E, K = 8, 2
+    even, collapsed = ([30] * E, [120] * K + [0] * (E - K))
+    worked = {
+        "0": 0.0,
+        "1": 1.0,
+        "1/E": 0.125,
+        "1/K": 0.5,
+        "K/E": 0.25,
+        "E/K − 1": 3.0,
+        "√(E/K − 1)": 3**0.5,
+        "(E − K) ÷ (K·E²)": 6 / 128,
+        "ln K ÷ ln E": 1 / 3,
+    }
+    checked = 0
+    for place, counts in enumerate((even, collapsed)):
+        found = diagnose(np.array(counts), 1.0, 1.0, K)
+        assert set(rows) <= set(found)
+        for name, formulas in rows.items():
+            if formulas[place]:
+                checked += 1
+                assert found[name] == pytest.approx(worked[formulas[place]]), name
+    assert checked == 12
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(r"(?<!\\)\|", line)
 
 
 def test_the_readme_lists_every_exit_code() -> None:
     rows = re.findall(r"^\| (\d+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     branches = [errors.EquipoiseError, *errors.EquipoiseError.__subclasses__()]
-    signals = {errors.Interrupted("", number).exit_code for number in (2, 15)}
+    signals = {errors.Interrupted("", number).exit_code for number in (1, 2, 15)}
     assert {int(code) for code in rows} == {0, *signals, *(branch.exit_code for branch in branches)}
     assert len(set(rows)) == len(rows)
+
+
+def test_the_citation_names_this_version() -> None:
+    (entry,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bibtex")
+    assert f"version = {{{equipoise.__version__}}}" in entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -18,15 +19,16 @@ from equipoise.comparisons import contrast_pairs
 from equipoise.config import digest, dump
 from equipoise.errors import ConfigError
 from equipoise.files import write_json
-from equipoise.lock import lock_study, locked_runs, note_finished
+from equipoise.lock import lock_study, locked_runs, note_finished, read_lock
 from equipoise.matching import resolve_arms
 from equipoise.record import append_row, finish_run, start_run, write_losses
 from equipoise.report.details import components_table
 from equipoise.report.markdown import render_markdown
+from equipoise.report.page import render_html
 from equipoise.results import collect, write_results
-from equipoise.spec.claims import EquivalentClaim, FasterClaim, LowerClaim, RoutingClaim, TrendClaim
+from equipoise.spec.claims import EquivalentClaim, FasterClaim, LargerClaim, LowerClaim, RoutingClaim, Step, TrendClaim
 from equipoise.spec.run import RunConfig
-from equipoise.spec.study import StudySpec
+from equipoise.spec.study import OwnBudget, StudySpec
 
 LOSSES = {
     "moe": {0: 2.50, 1: 2.55, 2: 2.61, 3: 9.00},
@@ -191,6 +193,57 @@ def test_pairs_are_matched_arms_then_claimed_ones_each_once(tiny: Any) -> None:
     )
     spec = dataclasses.replace(tiny.spec, arms=arms, claims=claims)
     assert contrast_pairs(spec) == [("moe", "dense"), ("moe", "other"), ("dense", "other")]
+
+
+def test_a_larger_lead_goes_from_the_lock_to_the_page(tiny: Any, tmp_path: Path) -> None:
+    """moe leads dense by 0.10, 0.09, 0.11, dense leads other by 0.10, 0.07, 0.00: more by 0, 0.02, 0.11."""
+    claim = LargerClaim(id="main", left="moe", right="dense", than=(Step(left="dense", right="other"),))
+    arms = {**tiny.spec.arms, "other": unmatched(tiny)}
+    spec = dataclasses.replace(tiny.spec, arms=arms, claims=(*tiny.spec.claims, claim))
+    found = collect(make(tmp_path, tiny, spec, moe_2="collapsed", other_0="best_collapsed"))
+    row = found["claims"][1]
+    (contrast,) = row["contrasts"]
+    assert contrast["per_seed"] == {str(seed): pytest.approx(d) for seed, d in enumerate((0.0, 0.02, 0.11))}
+    leads = [
+        [LOSSES[right][seed] - LOSSES[left][seed] for seed in (0, 1, 2)]
+        for left, right in (("moe", "dense"), ("dense", "other"))
+    ]
+    assert contrast["collapsed"] == ["moe"] and contrast["than"] == {"left": "dense", "right": "other"}
+    assert row["verdict"] == "inconclusive" and row["marks"] == ["collapsed"] and row["p"]["sup"] is None
+    assert [match["arm"] for match in row["matches"]] == ["dense"]
+    spec = dataclasses.replace(spec, claims=(dataclasses.replace(claim, allow_collapsed=True), *tiny.spec.claims))
+    found = collect(make(tmp_path / "allowed", tiny, spec, moe_2="collapsed"))
+    row = found["claims"][0]
+    assert row["p"]["sup"] == pytest.approx(oracle.ttest_rel(*leads, alternative="greater").pvalue)
+    assert [(gap["left"], gap["right"]) for gap in rows(found, "gaps", metric="val_loss")] == [
+        ("moe", "dense"),
+        ("dense", "other"),
+    ]
+    for shown in (render({**found, "routing": [], "curves": []}) for render in (render_markdown, render_html)):
+        assert "the lead of moe over dense in validation loss is larger than that of dense over other" in shown
+        assert "lead of moe over dense − lead of dense over other" in shown
+    changed = dataclasses.replace(claim, than=(Step(left="other", right="dense"),), allow_collapsed=True)
+    with pytest.raises(ConfigError, match=r"locked, claims\.main\.than: \[.*other.*\] → \[.*other.*\]"):
+        make(tmp_path / "allowed", tiny, dataclasses.replace(spec, claims=(changed, *tiny.spec.claims)))
+
+
+def test_epochs_of_an_arm_with_its_own_budget_are_its_own(tiny: Any, tmp_path: Path) -> None:
+    """dense trains on another budget and repeats its data; the study's budget does not."""
+    dense = dataclasses.replace(tiny.spec.arms["dense"], budget=OwnBudget(on="tokens_per_expert", to="moe"))
+    spec = dataclasses.replace(tiny.spec, arms={**tiny.spec.arms, "dense": dense})
+    study = make(tmp_path, tiny, spec, **{f"dense_{seed}": "missing" for seed in (0, 1, 2)})
+    assert collect(study)["arms"][1]["own_budgets"][0]["epochs"] is None
+    for run in locked_runs(read_lock(study)):
+        if run.arm == "dense":
+            write_run(study / run.folder, run, epochs=1.25)
+    found = collect(study)
+    moe, dense_row = found["arms"]
+    assert found["epochs"] == {"5120": 0.5} and moe["own_budgets"] == []
+    assert [(own["budget"], own["tokens"], own["epochs"]) for own in dense_row["own_budgets"]] == [(5120, 3584, 1.25)]
+    assert found["claims"][0]["marks"] == ["repeated data", "own budget: dense 3,584 tokens"]
+    shown = render_markdown({**found, "routing": []})
+    assert "own budget: 3,584 tokens, 1.25 epochs" in shown and "0.50 epochs" in shown
+    assert re.search(r"\| dense \| tokens per expert of moe \| 5,120 \| 3,584 \| 7 \| 1.25 \|", shown)
 
 
 def test_results_do_not_depend_on_where_or_when_they_are_collected(tiny: Any, tmp_path: Path) -> None:
@@ -410,6 +463,42 @@ def test_tokens_per_expert_and_the_match_without_embeddings(tiny: Any, tmp_path:
     assert "with embeddings not counted" in shown
 
 
+DERIVED = ("files", "self_digest", "schema_version")
+"""Of a summary, what `finish_run` adds."""
+
+
+def make_explorer(**changed: Any) -> dict[str, Any]:
+    """An `explorer.json` of a routed run of the tiny study: a story of two tokens."""
+    choices = {"experts": [[[0, 1], [2, 0]]], "weights": [[[0.6, 0.4], [0.9, 0.1]]]}
+    story = {"tokens": ["a", " b"], "losses": [1.0, 2.0], "end_loss": None, **choices, **changed}
+    top = {"token": "a", "share": 0.5, "count": 10}
+    layer = {"coactivation": [[1.0, 0.5, 0.5]] * 3, "top_tokens": [[top], [], []]}
+    return {"stories": [story], "layers": [layer]}
+
+
+def explain(study: Path, place: str, explored: dict[str, Any]) -> None:
+    """Put an `explorer.json` into a complete run."""
+    directory = study / place
+    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    (directory / "explorer.json").write_text(json.dumps(explored), encoding="utf-8")
+    finish_run(directory, {name: value for name, value in summary.items() if name not in DERIVED})
+
+
+def test_the_explorer_takes_the_seed_that_most_arms_have(tiny: Any, tmp_path: Path) -> None:
+    study = make(tmp_path, tiny, tiny.spec)
+    assert collect(study)["explorer"] is None
+    dense = {**make_explorer(experts=[], weights=[]), "layers": []}
+    explain(study, "moe/5120-s0", make_explorer())
+    explain(study, "moe/5120-s1", make_explorer(end_loss=0.5))
+    explain(study, "dense/5120-s1", dense)
+    found = collect(study)["explorer"]
+    assert (found["budget"], found["seed"]) == (5120, 1)
+    assert found["arms"] == [
+        {"arm": "moe", "top_k": 2, "num_experts": 3, **make_explorer(end_loss=0.5)},
+        {"arm": "dense", "top_k": 0, "num_experts": 0, **dense},
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ broken runs
 
 
@@ -427,6 +516,28 @@ def test_tokens_per_expert_and_the_match_without_embeddings(tiny: Any, tmp_path:
         ("samples.jsonl", b'{"step":10}\n', "cannot be read: 'tokens' is missing"),
         ("samples.jsonl", b"\xff\xfe\n{}\n", "samples.jsonl:1: not a JSON line"),
         ("val_losses.safetensors", b"\x00" * 40, "cannot be read: SafetensorError"),
+        (
+            "metrics.jsonl",
+            b'{"kind":"eval","step":0,"tokens":0,"flops":0,"elapsed_s":0,"loss":1,"routing":[],'
+            b'"chosen":{"tokens":9,"layers":["AAAA"]}}\n',
+            "cannot be read: ValueError: choices of 3 bytes; expected 4 for 9 × 3",
+        ),
+        ("explorer.json", b"{", "explorer.json: not readable as JSON"),
+        ("explorer.json", b"{}", "explorer.json: stories"),
+        (
+            "explorer.json",
+            json.dumps(make_explorer(losses=[1.0])).encode(),
+            "losses: 1 is not accepted; expected 2, one a",
+        ),
+        ("explorer.json", json.dumps(make_explorer(tokens=[1, 2])).encode(), "explorer.json: stories"),
+        ("explorer.json", json.dumps(make_explorer(losses=[1.0, float("nan")])).encode(), "explorer.json: stories"),
+        ("explorer.json", json.dumps(make_explorer(experts=[])).encode(), "expected 2 of 3 experts in 1 layers"),
+        (
+            "explorer.json",
+            json.dumps(make_explorer(experts=[[[0, 3], [1, 0]]])).encode(),
+            "expected 2 of 3 experts in 1",
+        ),
+        ("explorer.json", json.dumps({**make_explorer(), "layers": []}).encode(), "layers: expected 1 of 3 experts"),
         ("environment.json", b"{}", "cannot be read: 'environments' is missing"),
         ("environment.json", b'{"environments": []}', "it names no environment"),
         ("summary.json", {"val_loss": None}, "summary.json: val_loss = None; expected a finite number"),
@@ -442,7 +553,7 @@ def test_a_run_that_cannot_be_read_is_broken_and_the_others_go_on(
     directory = study / "moe" / "5120-s1"
     summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     (directory / "summary.json").unlink()
-    for derived in ("files", "self_digest", "schema_version"):
+    for derived in DERIVED:
         summary.pop(derived)
     if name == "summary.json":
         summary |= content

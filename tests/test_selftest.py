@@ -322,7 +322,7 @@ def test_the_command_exits_1_naming_what_failed(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("gpu", "--device gpu: expected auto, cpu or cuda"),
+        ("gpu", "--device gpu: expected auto, cpu or cuda; did you mean 'cpu'?"),
         ("cuda", "--device cuda: no CUDA device is visible to torch; expected cpu or auto"),
     ],
 )

@@ -66,6 +66,23 @@ def test_a_family_of_five_has_one_error_rate(n: int, num_false: int) -> None:
 
 
 @pytest.mark.parametrize("n", SEEDS)
+@pytest.mark.parametrize("other", [0.0, 0.5])
+def test_a_lead_that_is_not_the_largest_is_rarely_said_to_be(n: int, other: float) -> None:
+    """Four rungs, as in the preset ladder: the middle step gains as much as the first, and `other` more than the last.
+
+    Neighbouring steps share an arm, so the two differences of leads are correlated; the claim takes the larger p, its
+    opposite twice the smaller.
+    """
+    a, b, c, d = np.moveaxis(runs(n, 4) + np.array([0.6, 0.3, 0.0, other - 0.3])[:, None], -2, 0)
+    first, last = ((b - c) - (a - b), (b - c) - (c - d))
+    p_sup, p_ref = ([test(*moments(x), n, 0.0) for x in (first, last)] for test in (stats.p_above, stats.p_below))
+    assert np.mean(np.maximum(*p_sup) <= 0.05) <= 0.055
+    assert np.mean(2 * np.minimum(*p_ref) <= 0.05) <= 0.055
+    if other:  # far from the last step's border the whole level is spent at the first one's
+        assert np.mean(np.maximum(*p_sup) <= 0.05) >= 0.045
+
+
+@pytest.mark.parametrize("n", SEEDS)
 def test_a_lead_without_a_trend_rarely_has_one(n: int) -> None:
     lead = 0.1 + np.random.default_rng(n).normal(0.0, 0.02, size=(STUDIES // 2, n, 4))
     slope, _ = stats.fit_line(BUDGETS, lead)

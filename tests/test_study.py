@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from equipoise.cli.plan import show_plan
 from equipoise.config import dump, read_toml
 from equipoise.errors import ResourceError
 from equipoise.estimate import Rates
@@ -56,6 +59,22 @@ def test_the_plan_counts_runs_steps_tokens_flops_and_disk(tiny: Any, tiny_toml: 
     assert unknown["budgets"][0]["epochs"] is None and unknown["time"] is None
 
 
+@pytest.mark.parametrize(("eval_tokens", "each"), [(0, 4000 + 700), (500, 500 + 500), (1000, 1000 + 700)])
+def test_a_plan_counts_that_swept_arms_are_scored_on_selection_too(tiny_toml: str, eval_tokens: int, each: int) -> None:
+    """Two members × three seeds; `recipe.eval_tokens` bounds either scoring. dense is no member."""
+    toml = tiny_toml.replace("[arms.moe.model.ffn]", "[arms.moe]\nlr = { sweep = [1e-3, 1e-1] }\n[arms.moe.model.ffn]")
+    toml = toml.replace("curve_tokens = 512", f"curve_tokens = 512\neval_tokens = {eval_tokens}")
+    spec = parse_study(read_toml(toml, "tiny"))
+    rates = dict.fromkeys(spec.arms, Rates(start_s=0.0, update_s=0.0, score_token_s=0.01, sample_token_s=0.0))
+    facts = DataFacts(vocab_size=300, train_tokens=None, certain=True, eval_tokens=4000, selection_tokens=700)
+    arms = plan(spec, facts, rates, 1)["time"]["arms"]
+    for member in ("moe@lr=1e-3", "moe@lr=1e-1"):
+        assert arms[member]["final_s"] == pytest.approx(3 * 0.01 * each)
+    assert arms["dense"]["final_s"] == pytest.approx(3 * 0.01 * min(4000, eval_tokens or 4000))
+    unknown = DataFacts(vocab_size=300, train_tokens=None, certain=False)
+    assert plan(spec, unknown, rates, 1)["time"]["arms"]["moe@lr=1e-3"]["final_s"] == pytest.approx(0.06 * eval_tokens)
+
+
 def test_a_disk_too_small_is_refused_before_anything_is_trained(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +106,9 @@ def test_a_wsd_plan_counts_a_shared_trunk_once(tiny: Any, tiny_toml: str) -> Non
     assert alone["arms"][0]["updates"] == {"of_trunk": 0, "per_seed": 10, "from_scratch": 10}
 
 
-def test_an_arm_with_budgets_of_its_own_is_planned_on_them(tiny: Any, tiny_toml: str) -> None:
+def test_an_arm_with_budgets_of_its_own_is_planned_on_them(
+    tiny: Any, tiny_toml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """2 of 3 experts: 40 updates of moe give an expert the tokens of 26.67, so of dense 27; 80 those of 53.33: 53.
 
     Less a decay of a fifth, 5 and 11 whole updates of dense, 22 and 42 of them can be shared.
@@ -100,8 +121,16 @@ def test_an_arm_with_budgets_of_its_own_is_planned_on_them(tiny: Any, tiny_toml:
         name: Rates(start_s=0.0, update_s=update_s, score_token_s=0.0, sample_token_s=0.0)
         for name, update_s in (("moe", 0.5), ("dense", 0.25))
     }
-    planned = plan(parse_study(read_toml(toml, "tiny")), facts, rates, 1)
+    planned = plan(parse_study(read_toml(toml, "tiny")), dataclasses.replace(facts, train_tokens=2561), rates, 1)
     moe, dense = planned["arms"]
+    assert [own["epochs"] for own in dense["own_budgets"]] == [5.4, 10.6]  # of 10 windows of 256 tokens
+    assert [budget["epochs"] for budget in planned["budgets"]] == [8, 16]
+    show_plan(planned)
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "27 5.40 (estimated)" in shown
+    assert "warning: 13,824 tokens of dense repeat the training data 5.4 times" in shown
+    unknown = plan(parse_study(read_toml(toml, "tiny")), facts)
+    assert [own["epochs"] for own in unknown["arms"][1]["own_budgets"]] == [None, None]
     assert [(own["budget"], own["steps"], own["tokens"]) for own in dense["own_budgets"]] == [
         (20_480, 27, 27 * 512),
         (40_960, 53, 53 * 512),

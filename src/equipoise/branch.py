@@ -57,13 +57,14 @@ def branch(run: RunConfig, directory: Path, trunk: Path, log: Callable[[str], No
             continue
         for name in ROW_FILES:
             (directory / name).unlink(missing_ok=True)
-        write_branch(directory, step, checkpoint)
+        note = {"step": step, "checkpoint": checkpoint}
+        write_branch(directory, note)
         if (trunk / "environment.json").exists():
             shutil.copyfile(trunk / "environment.json", directory / "environment.json")
         for start in starts:
             for name, lines in start.rows.items():
                 (directory / name).write_bytes(b"".join(lines))
-            state = {**start.state.state, "rows": mark_rows(directory)}
+            state = {**start.state.state, "rows": mark_rows(directory), "branch": note}
             save_checkpoint(directory / WEIGHTS, replace(start.state, state=state), keep=[starts[0].state.step])
         log(f"{directory}: branched from {trunk} at step {step}, checkpoint {checkpoint[:12]}…")
         return step
@@ -109,7 +110,7 @@ def _start(run: RunConfig, trunk: Path, step: int) -> _Start:
         "best_step": best,
         "best_loss": curve[best] if best else sys.float_info.max,
     }
-    return _Start(state=replace(saved, run=digest(run), state={"progress": progress}), rows=rows)
+    return _Start(state=replace(saved, run=digest(run), state={**saved.state, "progress": progress}), rows=rows)
 
 
 def _lines(path: Path, num_bytes: int) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -40,12 +40,13 @@ class ArmBudget:
     residual: float | None
     """quantity ÷ reference − 1: what rounding to whole updates leaves."""
 
-    def table(self) -> dict[str, Any] | None:
-        """As plain JSON values; None where the arm trains on the study's budget."""
+    def table(self, epochs: float | None) -> dict[str, Any] | None:
+        """As plain JSON values, with its passes over the training data; None where it trains on the study's budget."""
         if self.own is None:
             return None
         names = ("budget", "tokens", "steps", "quantity", "reference", "residual")
-        return {"on": self.own.on, "to": self.own.to, **{name: getattr(self, name) for name in names}}
+        own = {name: getattr(self, name) for name in names}
+        return {"on": self.own.on, "to": self.own.to, **own, "epochs": epochs}
 
 
 def arm_budgets(spec: StudySpec, models: Mapping[str, ModelConfig]) -> dict[tuple[str, int], ArmBudget]:

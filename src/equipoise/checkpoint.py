@@ -71,10 +71,12 @@ def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) 
         if target.exists():  # saved twice at one step, as when stopped before and after its evaluation
             target.rename(_replaced(target))
         temporary.rename(target)
+        sync_folder(folder)
+        if faults := file_faults(target, files):  # nothing older goes before this one has been read again
+            raise IntegrityError(f"{target}/{faults[0]}, just after it was written; is the disk failing?")
         shutil.rmtree(_replaced(target), ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder(folder)
     _retain(folder, {train_state.step, *keep})
     return target
 

@@ -16,7 +16,7 @@ from equipoise.config import dump
 from equipoise.evidence import METRICS, Evidence
 from equipoise.fairness import Cells
 from equipoise.lock import Lock
-from equipoise.spec.claims import claim_arms, left_arms, right_arm
+from equipoise.spec.claims import claim_arms, claim_pairs
 from equipoise.spec.study import StudySpec
 from equipoise.spec.sweep import families, units
 from equipoise.stats import mean_sd, paired_contrast
@@ -118,9 +118,7 @@ def contrast_pairs(spec: StudySpec, without: Sequence[str] = ()) -> list[tuple[s
     of = {name: spec.arms[members[0]] for name, members in units(spec.arms).items()}
     pairs = [(arm.match.to, name) for name, arm in of.items() if arm.match]
     for claim in spec.claims:
-        right = right_arm(claim)
-        if right is not None and claim.id not in without:
-            pairs += [(left, right) for left in left_arms(claim)]
+        pairs += claim_pairs(claim) if claim.id not in without else ()
     kept: list[tuple[str, str]] = []
     for left, right in pairs:
         if (left, right) not in kept and (right, left) not in kept:
@@ -148,7 +146,9 @@ def carried(cells: Cells, row: Mapping[str, Any], contrast: Mapping[str, Any], s
     """What has to stand beside a contrast: seeds it should be over, those it is without, arms that collapsed in it."""
     paired = [seed for seed in seeds if str(seed) in map(str, contrast["per_seed"])]
     budgets = row.get("budgets", [row["budget"]])
-    arms = [arm for arm in (row["left"], row["right"]) if arm is not None]
+    step = row.get("than") or {}
+    named = (row["left"], row["right"], step.get("left"), step.get("right"))
+    arms = [arm for arm in dict.fromkeys(named) if arm is not None]
     return {
         "expected_n": len(seeds),
         "dropped": sorted(set(seeds) - set(paired)),

@@ -7,19 +7,19 @@ holds its whole configuration and is the only thing that comes back. A failed ch
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 from equipoise.errors import Interrupted
 from equipoise.forks import Child, Nursery, nursery
-from equipoise.record import last_row
 from equipoise.spec.run import RunConfig
 from equipoise.trunk import TrunkConfig
 
@@ -40,12 +40,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to a task, for whoever shows progress."""
+    """Something that happened to a task, for whoever shows progress: `progress` says that it is still at work."""
 
     kind: Literal["started", "progress", "finished"]
     task: Task
-    row: dict[str, Any] | None = None
-    """The newest row of its metrics, for `progress`."""
     exit_code: int | None = None
     """The child's exit code, for `finished`; 0 = complete."""
 
@@ -63,26 +61,41 @@ class Stop:
 
 @contextmanager
 def catching_signals(second: Callable[[int], None] = lambda _: None) -> Iterator[Stop]:
-    """Count SIGINT, SIGTERM and SIGHUP instead of dying of them; the handler does nothing but set a flag.
+    """Count SIGINT, SIGTERM and SIGHUP instead of dying of them.
 
-    `second` is called with the number of a second signal, for callers that then quit at once.
+    A thread does it, told by the system as soon as a signal comes: a handler in Python has to wait until whatever
+    computes is done, and two signals in that time would be one. `second` is called there with the number of the second
+    signal and of all after it, for callers that then quit at once.
     """
     stop = Stop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.count += 1
-        stop.number = stop.number or number
-        if stop.count > 1:
-            second(number)
-
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # a closed terminal is a reason to save too; Windows has no SIGHUP
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    numbers = {getattr(signal, name) for name in names if hasattr(signal, name)}
+    told, tell = socket.socketpair()  # what Windows can be told by, too
+    tell.setblocking(False)
+
+    def watch() -> None:
+        while received := told.recv(1):
+            if received[0] in numbers:
+                stop.number = stop.number or received[0]
+                stop.count += 1
+                if stop.count > 1:
+                    second(received[0])
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    told_before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    watcher.start()
     try:
         yield stop
+    except Interrupted as error:  # who noticed that it is to stop may not know because of which signal
+        raise Interrupted(str(error), stop.number or error.signal_number) from None
     finally:
+        signal.set_wakeup_fd(told_before)
         for number, handler in before.items():
             signal.signal(number, handler)
+        tell.close()
+        watcher.join()
+        told.close()
 
 
 def run_local(
@@ -90,30 +103,35 @@ def run_local(
     *,
     num_jobs: int,
     arguments: Sequence[str],
+    environment: Mapping[str, str],
     on_event: Callable[[Event], None],
     stop: Stop,
     follow: Callable[[Task], Sequence[Task]] = lambda _: (),
+    take: Callable[[Task], bool] = lambda _: True,
     poll_s: float = 0.25,
 ) -> dict[Path, int]:
     """Execute `tasks` in order, at most `num_jobs` at a time; returns the exit code per run directory.
 
     `follow` is asked after each task that succeeded for those that it makes possible; they come last, because what
-    follows a trunk is short.
+    follows a trunk is short. `take` is asked before a task starts whether it is this process's to do; what is not is
+    passed over and has no exit code.
 
-    `arguments` are appended to every child's command line. When `stop` is set no further task starts, the signal is
-    passed on and the children are waited for (each saves itself and exits); a second signal kills them. Raises
-    Interrupted then.
+    `arguments` are appended to every child's command line; `environment` is that of this process. When `stop` is set no
+    further task starts, the signal is passed on and the children are waited for (each saves itself and exits); a second
+    signal kills them. Raises Interrupted then.
     """
     waiting = list(tasks)
     running: list[tuple[Task, Child]] = []
     codes: dict[Path, int] = {}
     unfinished = sum(task.num_runs for task in tasks)
     passed_on = False
-    with nursery() if sum(task.num_runs for task in tasks) > 1 else nullcontext() as forker:
+    with nursery(environment) if sum(task.num_runs for task in tasks) > 1 else nullcontext() as forker:
         try:
             while running or (waiting and not stop.number):
                 while waiting and len(running) < num_jobs and not stop.number:
                     task = waiting.pop(0)
+                    if not take(task):
+                        continue
                     running.append((task, _start(task, arguments, forker)))
                     on_event(Event(kind="started", task=task))
                 if stop.number and not passed_on:
@@ -125,7 +143,7 @@ def run_local(
                 for task, child in list(running):
                     code = child.poll()
                     if code is None:
-                        on_event(Event(kind="progress", task=task, row=last_row(task.directory / "metrics.jsonl")))
+                        on_event(Event(kind="progress", task=task))
                     else:
                         running.remove((task, child))
                         codes[task.directory] = code

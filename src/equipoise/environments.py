@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from equipoise.evidence import Evidence
 
-SAME: Final = ("equipoise", "torch", "numpy", "cpu_capability", "device", "threads")
-"""Fields of an environment that have to be equal for two runs to be comparable bit for bit; on a GPU also which one."""
+SAME: Final = ("equipoise", "torch", "numpy", "cpu_capability", "device", "threads", "micro_sequences")
+"""Fields of an environment that have to be equal for two runs to be comparable bit for bit; on a GPU also which one.
+`micro_sequences` is there only when memory ran out (`--auto-micro-batch`)."""
 
 
 def distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@
     ├── IntegrityError    5   a checkpoint or run directory that does not match its own record
     ├── LockedError       6   another process holds the run or the study
     ├── ResourceError     7   out of memory or disk
-    └── Interrupted     130   SIGINT (130) or SIGTERM (143), after the state was saved
+    └── Interrupted     130   SIGHUP (129), SIGINT (130) or SIGTERM (143), after the state was saved
 
 A message names the field or file, the value met, and what would be accepted, in one line; `ConfigError` may carry
 several such lines, because all faults of a study file are reported at once.

@@ -49,7 +49,8 @@ class RunTime:
     samples_s: float
     """Samples along the way."""
     final_s: float
-    """Scoring the final weights on the whole evaluation set; once more where the best ones are others, not counted."""
+    """Scoring the final weights on the whole evaluation set, of a member of a sweep on the selection split too; once
+    more where the best ones are others, not counted."""
 
     @property
     def total_s(self) -> float:
@@ -57,19 +58,23 @@ class RunTime:
         return self.start_s + self.updates_s + self.curve_s + self.samples_s + self.final_s
 
 
-def run_time(recipe: Recipe, num_steps: int, eval_tokens: int | None, rates: Rates) -> RunTime:
+def run_time(
+    recipe: Recipe, num_steps: int, eval_tokens: int | None, rates: Rates, selection_tokens: int | None = 0
+) -> RunTime:
     """Estimated seconds of a run of `num_steps` updates.
 
-    `eval_tokens` is the size of the evaluation split; None where it is not known, and then the final scoring counts
-    only as far as the recipe bounds it.
+    `eval_tokens` is the size of the evaluation split, `selection_tokens` that of the selection split where the run is
+    scored on it too; None where a size is not known, and then the final scoring counts only as far as the recipe
+    bounds it.
     """
-    known = [size for size in (eval_tokens, recipe.eval_tokens or None) if size is not None]
+    bound = recipe.eval_tokens or None
+    splits = [[size for size in (tokens, bound) if size is not None] for tokens in (eval_tokens, selection_tokens)]
     return RunTime(
         start_s=rates.start_s,
         updates_s=rates.update_s * num_steps,
         curve_s=rates.score_token_s * curve_targets(recipe, num_steps, eval_tokens),
         samples_s=rates.sample_token_s * SAMPLED_POINTS * len(recipe.samples.prompts) * recipe.samples.num_tokens,
-        final_s=rates.score_token_s * min(known, default=0),
+        final_s=rates.score_token_s * sum(min(known, default=0) for known in splits),
     )
 
 

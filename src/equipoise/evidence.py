@@ -16,9 +16,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from equipoise.explored import read_explorer
 from equipoise.files import read_json
 from equipoise.lock import Lock, status, study_budget
-from equipoise.record import RunRecord, Status
+from equipoise.record import EXPLORER, RunRecord, Status
+from equipoise.routing import saturation, unpacked
 from equipoise.text import is_number
 
 METRICS: Final = ("val_loss", "best_val_loss", "val_bpb")
@@ -50,9 +52,13 @@ class Evidence:
     points: tuple[dict[str, Any], ...] = ()
     """Its curve: step, tokens, flops, seconds, loss."""
     routing: dict[str, Any] | None = None
-    """`top_k`, `num_experts`, `points` along training, and `final`; of a complete run of a routed arm."""
+    """`top_k`, `num_experts`, `points` along training, each with the `saturation` of its layers where the choices were
+    kept, and `final`; of a complete run of a routed arm."""
     samples: tuple[dict[str, Any], ...] = ()
     """Texts of a complete run."""
+    explorer: dict[str, Any] | None = None
+    """`stories` token by token and, of each routed `layers`, what experts are used for (see `equipoise.explored`);
+    of a complete run that kept it."""
     losses: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Of a complete run, the arrays of `val_losses.safetensors`: loss per validation unit, and what the units are."""
 
@@ -154,6 +160,8 @@ def _content(record: RunRecord) -> dict[str, Any]:
     found["samples"] = tuple({name: row[name] for name in ("step", "tokens", "prompt", "text")} for row in samples)
     if summary["routing"]:
         found["routing"] = _routing(record, evaluations)
+    if EXPLORER in summary["files"] and record.locked is not None:
+        found["explorer"] = read_explorer(record.directory / EXPLORER, record.locked.model)
     return found
 
 
@@ -172,9 +180,28 @@ def _routing(record: RunRecord, evaluations: list[dict[str, Any]]) -> dict[str, 
     return {
         "num_experts": ffn.num_experts,
         "top_k": ffn.top_k,
-        "points": [{"step": r["step"], "tokens": r["tokens"], "layers": r["routing"]} for r in evaluations],
+        "points": [
+            {"step": r["step"], "tokens": r["tokens"], "layers": r["routing"], "saturation": settled}
+            for r, settled in zip(evaluations, _saturations(evaluations, ffn.num_experts), strict=True)
+        ],
         "final": record.summary["routing"],
     }
+
+
+def _saturations(evaluations: list[dict[str, Any]], num_experts: int) -> list[list[float] | None]:
+    """Per evaluation and layer the share of the last one's choices that it made already; None where none were kept."""
+    kept = [
+        [unpacked(layer, row["chosen"]["tokens"], num_experts) for layer in row["chosen"]["layers"]]
+        if "chosen" in row
+        else None
+        for row in evaluations
+    ]
+    if not kept or kept[-1] is None:
+        return [None for _ in kept]
+    final = kept[-1]
+    return [
+        None if layers is None else [saturation(*pair) for pair in zip(layers, final, strict=True)] for layers in kept
+    ]
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

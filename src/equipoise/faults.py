@@ -13,6 +13,8 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
+NEAR: Final = 0.65
+"""How alike two names have to be for one to be offered for the other (`difflib`'s ratio)."""
 _NAMES: Final[dict[Any, tuple[str, str]]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -39,7 +41,7 @@ def show(value: Any) -> str:
 
 def did_you_mean(given: Any, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known name, or nothing when none is near."""
-    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.65)
+    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=NEAR)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -102,6 +104,30 @@ def _walk(annotation: Any, value: Any, loc: Sequence[int | str]) -> tuple[list[s
             value = value[step]
         path.append(str(step))
     return path, value, annotation
+
+
+def as_meant(annotation: Any, value: Any) -> Any:
+    """`value` with every unknown field under the nearest name that is free, or left out where none is near.
+
+    For looking further: a table with a misspelt field can be checked as the one that was meant.
+    """
+    options = members(annotation)
+    annotation = _meant(options, value) if len(options) > 1 else options[0]
+    if isinstance(value, list) and typing.get_origin(annotation) is tuple:
+        item = typing.get_args(annotation)[0]
+        return [as_meant(item, one) for one in value]
+    if not isinstance(value, dict) or annotation is None:
+        return value
+    known = fields(annotation)
+    if not known:
+        inner = typing.get_args(annotation)
+        return {key: as_meant(inner[1], one) for key, one in value.items()} if len(inner) == 2 else value
+    found = {name: as_meant(known[name], one) for name, one in value.items() if name in known}
+    for name, one in value.items():
+        near = difflib.get_close_matches(str(name), [k for k in known if k not in found], n=1, cutoff=NEAR)
+        if name not in known and near:
+            found[near[0]] = as_meant(known[near[0]], one)
+    return found
 
 
 def _meant(options: Sequence[Any], value: Any) -> Any:

@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -104,27 +104,53 @@ def file_faults(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
     return faults
 
 
-@contextmanager
-def held(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path` for the time of a `with` block; it is free again when the process dies.
+def take(path: Path) -> FileLock | None:
+    """The lock file `path`, taken, with a note beside it that names this process; None when another one holds it.
 
-    Raises LockedError, naming `what` and the holder's process, host and start, when another process holds it.
+    It is free again when this process dies, or when it is given to `give_back`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    holder = path.with_suffix(".holder")
     lock = FileLock(path, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        try:
-            who = holder.read_text(encoding="utf-8").strip()
-        except OSError:
-            who = "another process"
-        raise LockedError(f"{what}: held by {who}; wait for it or stop it") from None
+        return None
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with suppress(OSError):  # a full disk, say: it is held all the same
+        _note(path).write_text(f"process {os.getpid()} on {platform.node()} since {started}\n", encoding="utf-8")
+    return lock
+
+
+def give_back(lock: FileLock) -> None:
+    """Let go of a lock that `take` gave."""
+    _note(Path(lock.lock_file)).unlink(missing_ok=True)
+    lock.release()
+
+
+def holder(path: Path) -> str:
+    """Who holds the lock file `path`, as its note says; whether it is held is not looked at."""
     try:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        holder.write_text(f"process {os.getpid()} on {platform.node()} since {started}\n", encoding="utf-8")
+        return _note(path).read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _note(path: Path) -> Path:
+    return path.with_suffix(".holder")
+
+
+@contextmanager
+def held(path: Path, what: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the lock file `path` for the time of a `with` block; it is free again when the process dies.
+
+    While another process holds it, `wait` is called with that one's name again and again, until it is free or `wait`
+    raises. Without `wait`, raises LockedError naming `what` and the holder's process, host and start.
+    """
+    while (lock := take(path)) is None:
+        if wait is None:
+            raise LockedError(f"{what}: held by {holder(path)}; wait for it or stop it")
+        wait(holder(path))
+    try:
         yield
     finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+        give_back(lock)

@@ -14,10 +14,13 @@ from equipoise.config import digest, dump
 from equipoise.data.packing import EvalWindows, epochs
 from equipoise.device import peak_memory_bytes
 from equipoise.errors import Interrupted
+from equipoise.explore import EXPLORED_TOKENS, explore_stories, token_name
 from equipoise.model.transformer import build, init_std
-from equipoise.record import WEIGHTS, count_spikes, finish_run, read_rows, write_losses
+from equipoise.record import WEIGHTS, count_spikes, finish_run, read_rows, write_explorer, write_losses
 from equipoise.score import Stopped
 from equipoise.session import Session
+from equipoise.spec.model import ModelConfig
+from equipoise.specialisation import Uses, new_uses
 from equipoise.trunk import read_branch
 
 
@@ -30,7 +33,8 @@ def finish(session: Session) -> dict[str, Any]:
     windows = session.windows(recipe.eval_tokens)
     began = time.perf_counter()
     try:
-        final = best = session.score(session.model, windows)
+        uses = new_uses(*_routed_shape(run.model), session.dataset.vocab_size)
+        final = best = session.score(session.model, windows, uses.add)
         if progress.best_step != progress.step:
             saved = load_checkpoint(checkpoint_path(directory / WEIGHTS, progress.best_step))
             best_model = build(run.model, run.seed, session.compute.device, session.compute.kernels)
@@ -39,6 +43,7 @@ def finish(session: Session) -> dict[str, Any]:
         selection = None
         if run.select:
             selection = session.score(session.model, session.windows(recipe.eval_tokens, "selection")).loss
+        explored = _explored(session, uses)
     except Stopped:
         text = f"{directory}: stopped while scoring; all {progress.step} steps are saved, run again to go on"
         raise Interrupted(text, session.stop_signal()) from None
@@ -53,6 +58,7 @@ def finish(session: Session) -> dict[str, Any]:
             "unit_document_U": windows.unit_document_U,
         },
     )
+    write_explorer(directory, explored)
     summary = {
         "status": "complete",
         **_facts(session),
@@ -120,6 +126,22 @@ def _facts(session: Session) -> dict[str, Any]:
         "resumed_elsewhere": progress.resumed_elsewhere,
         "init": {name: [list(p.shape), init_std(name, run.model)] for name, p in session.model.named_parameters()},
     }
+
+
+def _explored(session: Session, uses: Uses) -> dict[str, Any]:
+    """What `explorer.json` holds: some stories token by token, and what each expert is used for."""
+    model, tokenizer, context = session.model, session.dataset.tokenizer(), session.run.recipe.seq_len
+    if session.stopping():
+        raise Stopped
+    return {
+        "stories": explore_stories(model, session.windows(EXPLORED_TOKENS), tokenizer, context),
+        "layers": uses.tables(lambda index: token_name(tokenizer, index)),
+    }
+
+
+def _routed_shape(model: ModelConfig) -> tuple[int, int]:
+    """Routed layers and experts in each; none of a dense model."""
+    return (model.num_layers, model.ffn.num_experts) if model.ffn.kind == "moe" else (0, 0)
 
 
 def _floor_reason(session: Session, windows: EvalWindows) -> str | None:

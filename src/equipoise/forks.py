@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Any, Final, NoReturn, Protocol
 POLL_S: Final = 0.05
 """Seconds between two looks at what has ended."""
 SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ONE_THREAD: Final = "OPENBLAS_NUM_THREADS"
+"""NumPy's library starts threads when it is loaded; where this environment variable is 1 it starts none."""
 START_S: Final = 60.0
 """Seconds after which a process that does not answer is given up; loading takes two."""
 
@@ -128,14 +130,18 @@ def can_fork() -> bool:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery | None]:
-    """A process to fork from; None where that is not done. When it is left, children that still run are told to end."""
+def nursery(environment: Mapping[str, str]) -> Iterator[Nursery | None]:
+    """A process to fork from; None where that is not done. When it is left, children that still run are told to end.
+
+    `environment` is that of this process. The nursery is started with ONE_THREAD beside it, which is for loading alone:
+    the command line takes it away before anything is forked.
+    """
     if not can_fork():
         yield None
         return
-    single = ["env", "OPENBLAS_NUM_THREADS=1"]  # NumPy's library would start threads when it is loaded
     server = subprocess.Popen(
-        [*single, sys.executable, "-m", "equipoise", "nursery"],
+        [sys.executable, "-m", "equipoise", "nursery"],
+        env={**environment, ONE_THREAD: "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,  # nothing is left to be written when the server has gone

@@ -18,7 +18,7 @@ from equipoise.config import Table, differences, digest, dump, load
 from equipoise.data.dataset import Dataset
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import read_json, write_json
-from equipoise.record import RunRecord, read_run
+from equipoise.record import RunRecord, has_begun, other_version, read_run
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.run import RunConfig
 from equipoise.spec.study import StudySpec
@@ -27,8 +27,11 @@ from equipoise.spec.sweep import family
 SCHEMA_VERSION: Final = 1
 GROWING: Final = ("seeds", "budgets", "claims", "arms")
 """What may be added to a locked study; nothing of it may change or go."""
-FREE: Final = ("question",)
-"""Words that no result depends on."""
+FREE: Final = ("question", "published")
+"""What no result depends on."""
+
+LOCKED: Final = ("study", "models", "data", "first_finished", "amendments")
+"""What the digest of a lock is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,7 @@ class Lock:
 
     def digest(self) -> str:
         """SHA-256 of what is locked."""
-        names = ("study", "models", "data", "first_finished", "amendments")
-        return digest({name: getattr(self, name) for name in names})
+        return digest({name: getattr(self, name) for name in LOCKED})
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -102,10 +104,11 @@ def status(directory: Path, lock: Lock, *, deep: bool = False) -> list[RunRecord
 
     A directory that holds another run than the locked one is broken, and its fault names the fields that differ.
     """
-    return [_held_to(run, read_run(directory / run.folder, deep=deep)) for run in locked_runs(lock)]
+    return [held_to(run, read_run(directory / run.folder, deep=deep)) for run in locked_runs(lock)]
 
 
-def _held_to(run: RunConfig, record: RunRecord) -> RunRecord:
+def held_to(run: RunConfig, record: RunRecord) -> RunRecord:
+    """`record` as that of the locked `run`: broken, naming the fields, when it is another run's."""
     if record.config is None or record.config == run:
         return dataclasses.replace(record, locked=run)
     fault = f"holds another run ({'; '.join(differences(dump(run), dump(record.config)))})"
@@ -139,8 +142,11 @@ def read_lock(directory: Path) -> Lock:
             amendments=tuple(stored["amendments"]),
         )
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        if why := other_version({name: stored.get(name) for name in LOCKED}, stored.get("digest")):
+            raise IntegrityError(f"{path}: {why} ({str(error).splitlines()[0]})") from None
         raise IntegrityError(f"{path}: not a study lock ({str(error).splitlines()[0]})") from None
-    if stored.get("digest") != lock.digest():
+    # Of what is stored, not of what it became: a field that came later, at its default, makes no lock a stranger.
+    if stored.get("digest") != digest({name: stored[name] for name in LOCKED}):
         raise IntegrityError(
             f"{path}: its digest does not match its content; the file was changed after it was written"
         )
@@ -152,8 +158,8 @@ def lock_study(
 ) -> Lock:
     """Lock the study, or hold it to the lock that is there: additions become a dated amendment, changes are refused.
 
-    As long as no run has begun and none was ever finished, everything may still change. Raises ConfigError naming every
-    field that was changed or removed.
+    As long as no run has done an update and none was ever finished, everything may still change. Raises ConfigError
+    naming every field that was changed or removed.
     """
     fresh = Lock(
         study=spec,
@@ -174,7 +180,7 @@ def lock_study(
             )
         return _write_lock(directory, fresh)
     old = note_finished(directory)
-    if old.first_finished is None and all(record.status == "missing" for record in status(directory, old)):
+    if old.first_finished is None and not any(map(has_begun, directory.glob("*/*-s*/"))):
         return _write_lock(directory, fresh)
     refused = _changes(old, fresh)
     if refused:

@@ -25,6 +25,15 @@ def available_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that no memory could be had, as Python or torch on a CPU or a GPU says it."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in str(error)  # torch has no class of its own for it
+    )
+
+
 def load_average() -> float | None:
     """Load average over the last minute; None where the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -17,17 +17,19 @@ from equipoise.spec.claims import (
     AnyClaim,
     EquivalentClaim,
     FasterClaim,
+    LargerClaim,
     LowerClaim,
     RoutingClaim,
+    Step,
     TrendClaim,
     left_arms,
     right_arm,
 )
 
 Lost = Literal["missing", "started", "interrupted", "diverged", "broken"]
-Statistic = Literal["difference", "slope", "log_ratio", "curve_gap", "value"]
-"""What a contrast is of: left − right; slope of left's lead on ln budget; ln(left's budget ÷ right's); the mean of
-left − right along one training; the value of one arm."""
+Statistic = Literal["difference", "lead_difference", "slope", "log_ratio", "curve_gap", "value"]
+"""What a contrast is of: left − right; left's lead over right less that of another step; slope of left's lead on ln
+budget; ln(left's budget ÷ right's); the mean of left − right along one training; the value of one arm."""
 PValues = Mapping[str, float]
 """p by test: "sup" for the claim, "ref" against it, "eq" for equivalence; a test that was not made is absent."""
 
@@ -64,6 +66,8 @@ class ArmContrast:
     left: str
     right: str | None
     """None: the left arm alone, whose value is held against a threshold."""
+    than: Step | None = None
+    """The step whose lead is taken from left's lead over right; None: none is."""
     budget: int | None
     """None: over several budgets."""
     budgets: tuple[int, ...]
@@ -73,7 +77,12 @@ class ArmContrast:
     bounds: tuple[int, ...] = ()
     """Seeds whose value is a bound: a curve was below the target already at the smallest budget."""
     p: PValues
-    """The claim's tests for this left arm alone, unadjusted; empty below MIN_SEEDS."""
+    """The claim's tests for this contrast alone, unadjusted; empty below MIN_SEEDS."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Every arm it is of."""
+        return _arms(self.left, self.right, self.than)
 
 
 def routing_key(claim: RoutingClaim) -> str:
@@ -94,21 +103,24 @@ def cell_of(cells: Cells, arm: str, budget: int) -> Cell:
 def measure(
     claim: AnyClaim, cells: Cells, seeds: Iterable[int], budgets: Sequence[int], alpha: float
 ) -> tuple[ArmContrast, ...]:
-    """One contrast per left arm, over those of the seeds whose runs are complete in every arm at every budget needed.
+    """One contrast per left arm, of `larger` per other step, over those of the seeds whose runs are complete in every
+    arm at every budget needed.
 
     `budgets` is one budget, or for `trend` and `faster` all that are judged.
     """
     ordered, right_name = tuple(sorted(budgets)), right_arm(claim)
+    steps: tuple[Step | None, ...] = claim.than if isinstance(claim, LargerClaim) else (None,)
     pairs = []
-    for arm in left_arms(claim):
-        needed = [cell_of(cells, name, b) for name in (arm, right_name) if name is not None for b in ordered]
+    for arm, than in ((arm, than) for arm in left_arms(claim) for than in steps):
+        needed = [cell_of(cells, name, b) for name in _arms(arm, right_name, than) for b in ordered]
         whole = [seed for seed in seeds if not any(seed in cell.lost for cell in needed)]
-        statistic, left, right, bounds = _per_seed(claim, arm, cells, whole, ordered)
+        statistic, left, right, bounds = _per_seed(claim, arm, than, cells, whole, ordered)
         contrast = stats.paired_contrast(left, right, alpha=alpha)
         pairs.append(
             ArmContrast(
                 left=arm,
                 right=right_name,
+                than=than,
                 budget=ordered[0] if len(ordered) == 1 else None,
                 budgets=ordered,
                 statistic=statistic,
@@ -126,23 +138,46 @@ def combined(members: Sequence[PValues]) -> PValues:
     return largest | {"ref": min(1.0, len(members) * min(member["ref"] for member in members))}
 
 
+def _arms(left: str, right: str | None, than: Step | None) -> tuple[str, ...]:
+    step = () if than is None else (than.left, than.right)
+    return tuple(dict.fromkeys((left, *(() if right is None else (right,)), *step)))
+
+
 # ------------------------------------------------------------------------------------------------ per seed
 
 PerSeed = tuple[Statistic, dict[int, float], dict[int, float], tuple[int, ...]]
 """What is measured, the value of each seed on the left and on the right, and the seeds whose value is a bound."""
 
 
-def _per_seed(claim: AnyClaim, arm: str, cells: Cells, seeds: Sequence[int], budgets: tuple[int, ...]) -> PerSeed:
+def _per_seed(
+    claim: AnyClaim, arm: str, than: Step | None, cells: Cells, seeds: Sequence[int], budgets: tuple[int, ...]
+) -> PerSeed:
     if isinstance(claim, RoutingClaim):
         values = _values(cells, arm, budgets[0], routing_key(claim), seeds)
         return "value", values, dict.fromkeys(values, 0.0), ()
     if isinstance(claim, LowerClaim | EquivalentClaim):
         left, right = (_values(cells, name, budgets[0], claim.metric, seeds) for name in (arm, claim.right))
         return "difference", left, right, ()
+    if isinstance(claim, LargerClaim):
+        assert than is not None
+        return _leads(claim, than, cells, seeds, budgets[0])
     if isinstance(claim, FasterClaim) and len(budgets) == 1:
         gaps = _curve_gaps(cell_of(cells, arm, budgets[0]), cell_of(cells, claim.right, budgets[0]), seeds)
         return "curve_gap", gaps, dict.fromkeys(gaps, 0.0), ()
     return _over_budgets(claim, arm, cells, seeds, budgets)
+
+
+def _leads(claim: LargerClaim, than: Step, cells: Cells, seeds: Sequence[int], budget: int) -> PerSeed:
+    """The lead of left over right less that of `than`: (right − left) − (than.right − than.left), as two sums.
+
+    Sums rather than leads, so that what is only rounding is judged by the size of the losses it comes from.
+    """
+    plus, minus = ((claim.right, than.left), (claim.left, than.right))
+    sums = []
+    for names in (plus, minus):
+        one, other = (_values(cells, name, budget, claim.metric, seeds) for name in names)
+        sums.append({seed: one[seed] + other[seed] for seed in one if seed in other})
+    return "lead_difference", sums[0], sums[1], ()
 
 
 def _over_budgets(
@@ -193,7 +228,7 @@ def _curve_gaps(left: Cell, right: Cell, seeds: Iterable[int]) -> dict[int, floa
 
 
 def _tests(claim: AnyClaim, contrast: stats.Contrast) -> PValues:
-    """The tests of one left arm."""
+    """The tests of one contrast."""
     mean, sd, n = contrast.mean, contrast.sd, contrast.n
     assert mean is not None and sd is not None
     if isinstance(claim, EquivalentClaim):
@@ -219,4 +254,4 @@ def claims_below(claim: AnyClaim) -> bool:
     """Whether a claim says that the mean lies below `null_value`."""
     if isinstance(claim, TrendClaim | RoutingClaim):
         return claim.direction in ("narrows", "below")
-    return True
+    return not isinstance(claim, LargerClaim)

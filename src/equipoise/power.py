@@ -82,9 +82,9 @@ def plan_seeds(results: Mapping[str, Any], gap: float | None = None, alpha: floa
     """Seeds needed per claim, and per paired gap in the final loss that no claim is about, as plain JSON values.
 
     Every test is at `alpha` (None: the study's) ÷ the number of claims of its family, Holm's first step and so at most
-    too many seeds. `gap` is the true gap assumed: how far left is ahead of right; None assumes the measured mean. It
-    is for losses; slopes, ratios and routing values are planned with what was measured. A row without a spread (fewer
-    than two seeds) has no number.
+    too many seeds. `gap` is the true gap assumed: how far left is ahead of right, or for `larger` by how much that lead
+    exceeds the other; None assumes the measured mean. It is for losses; slopes, ratios and routing values are planned
+    with what was measured. A row without a spread (fewer than two seeds) has no number.
     """
     level = results["alpha"] if alpha is None else alpha
     rows = []
@@ -92,13 +92,13 @@ def plan_seeds(results: Mapping[str, Any], gap: float | None = None, alpha: floa
         family = sum(other["post_hoc"] == claim["post_hoc"] for other in results["claims"])
         for contrast in claim["contrasts"]:
             rows.append(_row(claim, contrast, gap, level / family))
-    about = {(row["left"], row["right"], row["budget"], row["metric"]) for row in rows}
+    about = {(row["left"], row["right"], row["budget"], row["metric"]) for row in rows if row["than"] is None}
     family = max(1, sum(not claim["post_hoc"] for claim in results["claims"]))
     lower = {"id": None, "kind": "lower", "metric": "val_loss", "margin": 0.0, "equivalence_margin": None}
     for row in results["gaps"]:
         place = (row["left"], row["right"], row["budget"], row["metric"])
         if row["metric"] == "val_loss" and not row["post_hoc"] and place not in about:
-            rows.append(_row(lower, {**row, "statistic": "difference"}, gap, level / family))
+            rows.append(_row(lower, {**row, "than": None, "statistic": "difference"}, gap, level / family))
     return {
         "name": results["name"],
         "power": POWER,
@@ -113,9 +113,11 @@ def plan_seeds(results: Mapping[str, Any], gap: float | None = None, alpha: floa
 def _row(claim: Mapping[str, Any], contrast: Mapping[str, Any], gap: float | None, alpha: float) -> dict[str, Any]:
     """One contrast: what is assumed, what is asked, and the seeds it takes with the measured spread and its limit."""
     mean, sd, n = contrast["mean"], contrast["sd"], contrast["n"]
-    assumed = mean if gap is None or contrast["statistic"] != "difference" else -gap
+    # A lead is right − left, so it lies below zero as a difference, above it as a difference of leads.
+    given = {} if gap is None else {"difference": -gap, "lead_difference": gap}
+    assumed = given.get(contrast["statistic"], mean)
     spreads = (sd, upper_sd(sd, n)) if is_number(sd) else (None, None)
-    names = ("left", "right", "budget", "statistic", "n", "mean", "sd")
+    names = ("left", "right", "than", "budget", "statistic", "n", "mean", "sd")
     row: dict[str, Any] = {
         "claim": claim["id"],
         "kind": claim["kind"],

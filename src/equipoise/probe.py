@@ -1,6 +1,6 @@
 """Child processes that measure: rates of the arms and runs at a time, side by side; updates of the arms, in turn.
 
-A child is `python -m equipoise probe`; it answers one request a line (see `equipoise.bench`). Where requests go to
+A child is `python -m equipoise gauge`; it answers one request a line (see `equipoise.bench`). Where requests go to
 several children at once, each is measured while the others are at work, as the runs of a study are. Arms are compared
 in speed only by one child that holds them all: whatever disturbs the machine then disturbs all of them.
 Not for: the arithmetic on what was measured (`estimate`), or executing runs (`engine`).
@@ -43,12 +43,14 @@ WORTH: Final = 1.03
 """A number of runs at a time replaces a smaller one only if it is this much faster: less is noise."""
 MEMORY_SHARE: Final = 0.8
 """Share of the available memory that runs may take together."""
-ROUNDS: Final = (3, 9)
+ROUNDS: Final = (2, 9)
 """Rounds of `measure_in_turn`, at least and at most."""
-ROUNDS_S: Final = 10.0
+ROUNDS_S: Final = 5.0
 """Seconds after which no further round begins once there are the fewest."""
 TURN: Final = 3
-"""Updates of a model in its turn; the first is thrown away: the caches still hold the model before it."""
+"""Most updates of a model in its turn; of several the first is thrown away: the caches still hold the model before."""
+TURN_S: Final = 0.3
+"""Seconds after which no further update begins in a turn: filling the caches is then lost in the update itself."""
 
 
 # ------------------------------------------------------------------------------------------------ children
@@ -98,7 +100,7 @@ def probing(num: int, device: str = "auto", should_stop: Callable[[], bool] = la
         for _ in range(num):
             probes.children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "equipoise", "probe", "--device", device],
+                    [sys.executable, "-m", "equipoise", "gauge", "--device", device],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -155,7 +157,7 @@ def measure_in_turn(
     """Seconds of one update of each model, the models in turn for several rounds, as plain JSON values.
 
     `rounds` holds for each model the median of each of its turns; beside it stand when, on what machine, and how busy
-    that was before. One child holds all models at once. Takes ten seconds and a little, or three rounds if these last
+    that was before. One child holds all models at once. Takes five seconds and a little, or two rounds if these last
     longer. Raises as `Probes.ask` does.
     """
     busy, load, measured = busy_cores(), load_average(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -170,8 +172,10 @@ def measure_in_turn(
             if done >= ROUNDS[0] and time.monotonic() - began > ROUNDS_S:
                 break
             for name in models:
-                turn = [probes.ask({"do": "update", "name": name})[0]["s"] for _ in range(TURN)]
-                rounds[name].append(median(turn[1:]))
+                turn: list[float] = []
+                while len(turn) < TURN and sum(turn) < TURN_S:
+                    turn.append(probes.ask({"do": "update", "name": name})[0]["s"])
+                rounds[name].append(median(turn[1:] or turn))
     return {"measured": measured, "rounds": rounds, "environment": environment, "load": load, "busy_cores": busy}
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from equipoise import stats
 from equipoise.measures import MIN_SEEDS, ArmContrast, Cell, PValues, value_key
-from equipoise.spec.claims import AnyClaim, EquivalentClaim, LowerClaim, RoutingClaim, TrendClaim
+from equipoise.spec.claims import AnyClaim, EquivalentClaim, LargerClaim, LowerClaim, RoutingClaim, Step, TrendClaim
 from equipoise.text import MINUS, short
 
 UNITS: Final = {"val_loss": "nats per token", "best_val_loss": "nats per token", "val_bpb": "bits per byte"}
@@ -49,7 +49,8 @@ def too_few(claim: AnyClaim, contrasts: Sequence[ArmContrast]) -> list[str]:
         faults.append(f"it needs {NEEDED_BUDGETS[claim.kind]}, here {verb} {num_budgets}")
     fewest = min(pair.contrast.n for pair in contrasts)
     if fewest < MIN_SEEDS:
-        of = "" if isinstance(claim, RoutingClaim) else " with both arms"
+        arms = "all arms" if isinstance(claim, LargerClaim) else "both arms"
+        of = "" if isinstance(claim, RoutingClaim) else f" with {arms}"
         of += " at every budget" if num_budgets > 1 else ""
         faults.append(f"a verdict needs {MIN_SEEDS} seeds{of}, here {'is' if fewest == 1 else 'are'} {fewest}")
     return faults
@@ -77,8 +78,10 @@ def reason(
     else:
         pair = max(contrasts, key=lambda pair: pair.p["eq" if decided_by == "eq" else "sup"])
     seen = seen_text(claim, pair)
-    if len(contrasts) > 1:
-        seen = f"of the {len(contrasts)} left arms {pair.left} decides: {seen}"
+    many = "" if len(contrasts) == 1 else "left arms" if pair.than is None else "other steps"
+    if many:
+        decides = pair.left if pair.than is None else step_text(pair.than)
+        seen = f"of the {len(contrasts)} {many} {decides} decides: {seen}"
 
     def p_text(test: str) -> str:
         text = f"p = {_p(p[test], alpha)}"
@@ -93,14 +96,17 @@ def reason(
         floor = _number(pair.contrast.noise_floor or 0.0, pair.contrast)
         what = "" if pair.statistic in ("difference", "curve_gap") else f" ({_floor_of(pair)})"
         return f"{seen}; neither {tests} reaches {alpha:g}{over}; the noise floor of these seeds is {floor}{what}"
-    times = f", times {len(contrasts)} arms," if len(contrasts) > 1 and decided_by == "ref" else ""
+    times = f", times {len(contrasts)} {many.split()[-1]}," if many and decided_by == "ref" else ""
     return f"{seen}; {_test_name(claim, decided_by)}{times} gives {p_text(decided_by)} ≤ {alpha:g}{over}"
 
 
 def _floor_of(pair: ArmContrast) -> str:
-    return {"slope": "of a slope", "log_ratio": "of ln of a ratio", "value": "a distance from the threshold"}[
-        pair.statistic
-    ]
+    return {
+        "lead_difference": "of a difference of leads",
+        "slope": "of a slope",
+        "log_ratio": "of ln of a ratio",
+        "value": "a distance from the threshold",
+    }[pair.statistic]
 
 
 def _test_name(claim: AnyClaim, test: str) -> str:
@@ -124,9 +130,11 @@ def seen_text(claim: AnyClaim, pair: ArmContrast) -> str:
     contrast = pair.contrast
     if contrast.mean is None:
         many = f" at all {len(pair.budgets)} budgets" if len(pair.budgets) > 1 else ""
-        return f"no seed has {pair.left if pair.right is None else f'both {pair.left} and {pair.right}'}{many}"
+        all_of = {1: "", 2: "both "}.get(len(pair.arms), "all of ")
+        return f"no seed has {all_of}{joined(pair.arms)}{many}"
     text, of = {
         "difference": _difference,
+        "lead_difference": _lead_difference,
         "slope": _slope,
         "log_ratio": _ratio,
         "curve_gap": _curve_gap,
@@ -153,6 +161,17 @@ def _difference(claim: AnyClaim, pair: ArmContrast, mean: float) -> tuple[str, s
     way = "lower" if mean < 0 else "higher"
     unit = what or f" {UNITS[metric]}"
     return f"{pair.left} is {way} than {pair.right} by {_number(abs(mean), pair.contrast)}{unit}", "difference"
+
+
+def _lead_difference(claim: AnyClaim, pair: ArmContrast, mean: float) -> tuple[str, str]:
+    assert pair.than is not None
+    lead = f"the lead of {pair.left} over {pair.right}, in {claim.metric},"
+    of = "difference of leads"
+    if abs(mean) <= stats.EQUAL:
+        return f"{lead} equals that of {step_text(pair.than)}", of
+    way = "larger" if mean > 0 else "smaller"
+    size = f"{_number(abs(mean), pair.contrast)} {UNITS[claim.metric]}"
+    return f"{lead} is {way} than that of {step_text(pair.than)} by {size}", of
 
 
 def _slope(claim: AnyClaim, pair: ArmContrast, mean: float) -> tuple[str, str]:
@@ -197,6 +216,16 @@ def _what(claim: RoutingClaim) -> str:
     layers = "mean over layers" if claim.layers == "mean" else "largest of any layer"
     when = "at the end" if claim.at_frac == 1 else f"after {100 * claim.at_frac:g} % of training"
     return f"{claim.metric} ({layers}, {when})"
+
+
+def step_text(step: Step) -> str:
+    """ "top-2 over balanced"."""
+    return f"{step.left} over {step.right}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """ "a", "a and b", or "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

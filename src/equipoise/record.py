@@ -4,6 +4,7 @@ config.json               the RunConfig and its digest, written first
 metrics.jsonl             one row per update (`train`) and per evaluation (`eval`), each kind in step order
 samples.jsonl             texts written along the way
 val_losses.safetensors    loss per validation unit, at the end and at the best step
+explorer.json             some validation stories token by token, and what each expert is used for, at the end
 tokenizer.json            the tokenizer, so that the run can be sampled on its own
 environment.json          machine, versions, device and dtype with the reason
 branch.json               which checkpoint of a trunk it went on from (see `equipoise.trunk`); absent for most runs
@@ -33,6 +34,7 @@ from equipoise.spec.run import RunConfig
 
 SCHEMA_VERSION: Final = 1
 WEIGHTS: Final = "checkpoints"
+EXPLORER: Final = "explorer.json"
 ROW_FILES: Final = ("metrics.jsonl", "samples.jsonl")
 SPIKE_WINDOW: Final = 128
 SPIKE_SIGMAS: Final = 6.0
@@ -63,11 +65,13 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 def start_run(directory: Path, run: RunConfig, tokenizer_json: str) -> None:
     """Create the directory with its config, or check that the one there is of the same run.
 
-    Raises IntegrityError naming the fields that differ.
+    What has not begun gives way. Raises IntegrityError naming the fields that differ.
     """
     try:
         existing = read_config(directory)
     except IntegrityError:  # altered: the run's own checkpoints say which run they belong to
+        existing = None
+    if existing is not None and existing != run and not has_begun(directory):
         existing = None
     if existing is not None and existing != run:
         lines = "; ".join(differences(dump(existing), dump(run)))
@@ -76,6 +80,19 @@ def start_run(directory: Path, run: RunConfig, tokenizer_json: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "config.json", {"schema_version": SCHEMA_VERSION, "digest": digest(run), "run": run})
     write_bytes(directory / "tokenizer.json", tokenizer_json.encode())
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether the run or trunk there has done an update or has ended, as far as anything of it is left.
+
+    A run that failed before its first update has shown nothing, so nothing that was declared of it has to stay.
+    """
+    metrics = directory / "metrics.jsonl"
+    return (
+        (directory / "summary.json").exists()
+        or any("step-00000000" not in path.name for path in (directory / WEIGHTS).glob("*step-*"))
+        or (metrics.is_file() and b'"kind":"train"' in metrics.read_bytes())
+    )
 
 
 def mark_rows(directory: Path) -> dict[str, dict[str, Any]]:
@@ -114,6 +131,12 @@ def write_losses(directory: Path, arrays: dict[str, np.ndarray]) -> None:
     write_bytes(
         directory / "val_losses.safetensors", save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
     )
+
+
+def write_explorer(directory: Path, explored: dict[str, Any]) -> None:
+    """Write `explorer.json`, on one line: it is mostly short numbers."""
+    text = json.dumps(explored, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(directory / EXPLORER, text.encode())
 
 
 def finish_run(directory: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -200,12 +223,30 @@ def read_config(directory: Path) -> RunConfig | None:
     try:
         run = load(RunConfig, stored.get("run", {}))
     except ConfigError as error:
+        if why := other_version(stored.get("run"), stored.get("digest")):
+            raise IntegrityError(f"{path}: {why} ({str(error).splitlines()[0]})") from None
         raise IntegrityError(f"{path}: not a run configuration ({str(error).splitlines()[0]})") from None
     if digest(run) != stored.get("digest"):
+        if why := other_version(stored["run"], stored.get("digest")):
+            fields = "; ".join(differences(stored["run"], dump(run)))
+            raise IntegrityError(f"{path}: {why} ({fields})")
         raise IntegrityError(
             f"{path}: its digest does not match its content; the file was changed after it was written"
         )
     return run
+
+
+def other_version(stored: object, recorded: object) -> str:
+    """What to say of a file whose content is as it was written but is not what this version makes of it; else nothing.
+
+    `recorded` is the digest that the file gives for `stored`.
+    """
+    if not isinstance(stored, dict) or digest(stored) != recorded:
+        return ""
+    return (
+        "written by another version of Equipoise, whose fields were others; go on with that version, or take another "
+        "--out"
+    )
 
 
 def read_run(directory: Path, *, deep: bool = True) -> RunRecord:

@@ -25,7 +25,7 @@ from equipoise.lock import Lock, read_lock
 from equipoise.matching import resolve_arms
 from equipoise.measures import Cell, value_key
 from equipoise.sampling import with_sampling
-from equipoise.spec.claims import ROUTING_METRICS, AnyClaim, RoutingClaim, claim_arms
+from equipoise.spec.claims import ROUTING_METRICS, AnyClaim, RoutingClaim, claim_arms, claim_pairs
 from equipoise.spec.run import num_steps
 from equipoise.spec.study import StudySpec
 from equipoise.spec.sweep import standing_for
@@ -83,19 +83,11 @@ def collect(directory: Path) -> dict[str, Any]:
     budgets = arm_budgets(spec, lock.models)
     trained = {(name, budget): budgets[standing_for(name, spec.arms), budget].tokens for name, budget in cells}
     first = next((run.summary for run in runs if run.complete), {})
-    epochs = {
-        budget: next(
-            (
-                run.summary["epochs"]
-                for run in runs
-                if run.complete and run.budget == budget and spec.arms[run.arm].budget is None
-            ),
-            None,
-        )
-        for budget in spec.budgets
-    }
+    seen = {(run.arm, run.budget): run.summary["epochs"] for run in reversed(runs) if run.complete}
+    alike = [name for name, arm in spec.arms.items() if arm.budget is None]
+    epochs = {b: next((seen[name, b] for name in alike if (name, b) in seen), None) for b in spec.budgets}
     tokens = {b: num_steps(b, spec.recipe) * spec.recipe.batch_tokens for b in spec.budgets}
-    arm_rows = arm_tables(spec, arms, budgets)
+    arm_rows = arm_tables(spec, arms, budgets, seen)
     losses = {(*place, seed): run.losses for place, cell in cells.items() for seed, run in cell.items() if run.complete}
     gaps = with_sampling(gap_rows(cells, spec, late, CONFIDENCE), losses, CONFIDENCE)
     mixed = mixed_environments(runs)
@@ -125,15 +117,19 @@ def collect(directory: Path) -> dict[str, Any]:
         **{name: first.get(name) for name in ("val_targets", "val_targets_total")},
         "runs": [_run_row(run, environments) for run in runs],
         "table": mean_rows(cells, spec, late),
+        "published": [
+            {**dump(value), "budget": max(spec.budgets) if value.budget == "largest" else value.budget}
+            for value in spec.published
+        ],
         "gaps": gaps,
         "crossovers": crossovers(gaps, trained, CONFIDENCE),
         "claims": [
             {
                 **row,
-                "marks": [*row["marks"], *sweeps.terms(_named(row), row["budgets"], spec, budgets, choices)],
-                "matches": matches_between(arm_rows, [(c["left"], c["right"]) for c in row["contrasts"]]),
+                "marks": [*row["marks"], *sweeps.terms(claim_arms(claim), row["budgets"], spec, budgets, choices)],
+                "matches": matches_between(arm_rows, claim_pairs(claim)),
             }
-            for row in _claims(cells, lock, late, trained, [MIXED] if mixed else [])
+            for claim, row in _claims(cells, lock, late, trained, [MIXED] if mixed else [])
         ],
         "contracts": {
             "step_time": times.table() if isinstance(times, StepTimes) else None,
@@ -149,6 +145,7 @@ def collect(directory: Path) -> dict[str, Any]:
         "routing": [
             {**run.place, **run.routing, "collapsed": run.collapsed("val_loss")} for run in runs if run.routing
         ],
+        "explorer": explored_arms(runs, spec),
         "samples": [{**run.place, **sample} for run in runs for sample in run.samples],
         "scope": list(SCOPE),
         "provenance": {
@@ -198,8 +195,8 @@ def _claims(
     late: Late,
     trained: Mapping[tuple[str, int], int],
     marks: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Verdicts; none when the runs were scored on the selection split, which is for choosing a recipe."""
+) -> list[tuple[AnyClaim, dict[str, Any]]]:
+    """Claims and verdicts; none when the runs were scored on the selection split, which is for choosing a recipe."""
     spec = lock.study
     if spec.recipe.eval_split != "validation":
         return []
@@ -222,7 +219,7 @@ def _claims(
                 {**c, **carried(cells, {**c, "metric": row["metric"]}, c, seeds.get(kind, late.all_seeds))}
                 for c in row[kind]
             ]
-        rows.append({**row, "marks": [*row["marks"], *marks]})
+        rows.append((verdict.claim, {**row, "marks": [*row["marks"], *marks]}))
     return rows
 
 
@@ -249,11 +246,6 @@ def _judged(name: str, cell: Mapping[int, Evidence], spec: StudySpec, trained: i
     )
 
 
-def _named(row: Mapping[str, Any]) -> list[str]:
-    """The arms and families that a row of claims names, left before right."""
-    return [*row["left"], *([] if row["right"] is None else [row["right"]])]
-
-
 def _diagnostic(run: Evidence, claim: AnyClaim) -> float | None:
     if isinstance(claim, RoutingClaim):
         return run.diagnostic(claim.metric, claim.layers, claim.at_frac)
@@ -261,6 +253,32 @@ def _diagnostic(run: Evidence, claim: AnyClaim) -> float | None:
 
 
 # ------------------------------------------------------------------------------------------------ arms
+
+
+def explored_arms(runs: Sequence[Evidence], spec: StudySpec) -> dict[str, Any] | None:
+    """The token by token view of one run an arm, all of one seed and budget: of those that most arms have, the largest
+    budget and then the first seed. None when no run kept one.
+    """
+    kept = {(run.budget, run.seed, run.arm): run.explorer for run in runs if run.complete and run.explorer}
+    places = [(budget, seed) for budget in sorted(spec.budgets, reverse=True) for seed in spec.seeds]
+    chosen = max(places, key=lambda place: sum((*place, arm) in kept for arm in spec.arms), default=None)
+    if chosen is None or not kept:
+        return None
+    routed = {run.arm: run.routing for run in runs if run.routing}
+    return {
+        "budget": chosen[0],
+        "seed": chosen[1],
+        "arms": [
+            {
+                "arm": arm,
+                "top_k": routed[arm]["top_k"] if arm in routed else 0,
+                "num_experts": routed[arm]["num_experts"] if arm in routed else 0,
+                **found,
+            }
+            for arm in spec.arms
+            if (found := kept.get((*chosen, arm)))
+        ],
+    }
 
 
 def _shared(runs: Iterable[Evidence], arm: str, other: str) -> dict[str, Any] | None:

@@ -1,12 +1,13 @@
-"""Routing diagnostics of one layer, a pure function of what an evaluation counted, in NumPy.
+"""Routing diagnostics of one layer, pure functions of what an evaluation counted or chose, in NumPy.
 
-Not for: routing itself or its losses (`model.moe`); collecting the sums over an evaluation (`score`).
+Not for: routing itself or its losses (`model.moe`); collecting the sums over an evaluation (`score`, `specialisation`).
 
-Shapes: E experts, K experts per token.
+Shapes: T tokens, E experts, K experts per token.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any, Final
 
@@ -56,3 +57,44 @@ def diagnose(
         "topk_share": topk_share,
         "collapsed": top_k < num_experts and topk_share >= COLLAPSED_SHARE,
     }
+
+
+def chosen(expert_ids_TK: NDArray[Any], num_experts: int) -> NDArray[np.bool_]:
+    """[T, E] whether each token chose each expert.
+
+    >>> chosen(np.array([[2, 0]]), 3).tolist()
+    [[True, False, True]]
+    """
+    chosen_TE = np.zeros((len(expert_ids_TK), num_experts), np.bool_)
+    np.put_along_axis(chosen_TE, np.asarray(expert_ids_TK), True, axis=1)
+    return chosen_TE
+
+
+def saturation(chosen_TE: NDArray[np.bool_], final_TE: NDArray[np.bool_]) -> float:
+    """Share of the final choices that were made already: the mean over tokens of |chosen ∩ final| / K, in [0, 1].
+
+    Both are of the same tokens (OLMoE's "router saturation", arXiv 2409.02060, section 5.1). Choosing by
+    chance gives K/E.
+
+    >>> saturation(np.array([[True, True, False]]), np.array([[True, False, True]]))
+    0.5
+    """
+    return float((chosen_TE & final_TE).sum() / final_TE.sum())
+
+
+def packed(chosen_TE: NDArray[np.bool_]) -> str:
+    """Choices as text, eight to a byte; `unpacked` gives them back.
+
+    >>> packed(np.array([[True, False, True]]))
+    'oA=='
+    """
+    return base64.b64encode(np.packbits(chosen_TE).tobytes()).decode()
+
+
+def unpacked(text: str, num_tokens: int, num_experts: int) -> NDArray[np.bool_]:
+    """[T, E] what `packed` was given; ValueError when the text is of another size."""
+    raw = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    size = num_tokens * num_experts
+    if len(raw) != -(-size // 8):
+        raise ValueError(f"choices of {len(raw)} bytes; expected {-(-size // 8)} for {num_tokens} × {num_experts}")
+    return np.unpackbits(raw, count=size).astype(np.bool_).reshape(num_tokens, num_experts)

@@ -8,9 +8,9 @@ Shapes: W windows, B and S rows and positions, T = tokens of one forward pass, E
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -55,11 +55,13 @@ class _LayerSums:
     """None, as `log_z`, of a router without probabilities."""
     log_z: float | None = 0.0
     num_tokens: int = 0
+    newest_TK: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """Choices of the tokens added last."""
 
     def add(self, routing: Routing, real_T: torch.Tensor) -> None:
-        ids_TK = routing.expert_ids_TK[real_T]
-        self.counts_E += np.bincount(ids_TK.flatten().cpu().numpy(), minlength=len(self.counts_E))
-        self.num_tokens += len(ids_TK)
+        self.newest_TK = routing.expert_ids_TK[real_T].cpu().numpy()
+        self.counts_E += np.bincount(self.newest_TK.ravel(), minlength=len(self.counts_E))
+        self.num_tokens += len(self.newest_TK)
         if routing.probs_TE is None or routing.logits_TE is None or self.entropy is None or self.log_z is None:
             self.entropy = self.log_z = None
             return
@@ -71,6 +73,14 @@ class _LayerSums:
         return diagnose(self.counts_E, entropy, log_z, self.top_k)
 
 
+Watch = Callable[[np.ndarray, Sequence[np.ndarray]], None]
+"""Told of every batch: the input ids [T] of its real tokens, and per routed layer the experts they chose, [T, K]."""
+
+
+def watch_nothing(inputs_T: np.ndarray, expert_ids_LTK: Sequence[np.ndarray]) -> None:
+    """The watch of an evaluation that nobody follows."""
+
+
 @torch.no_grad()
 def evaluate(
     model: Transformer,
@@ -79,12 +89,14 @@ def evaluate(
     end_of_text: int,
     autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    watch: Watch = watch_nothing,
 ) -> Evaluation:
     """Score every window once, without dropping a token; padding counts nowhere, and no bias moves.
 
     Windows of like length go together and are cut where the longest of them ends, so that padding costs little.
-    `autocast` is the compute dtype of the forward pass (None: float32). Raises `Stopped` between batches when
-    `should_stop()` is true, and DivergedError when a loss is not finite.
+    `autocast` is the compute dtype of the forward pass (None: float32); `watch` sees the same tokens in the same order
+    for the same windows. Raises `Stopped` between batches when `should_stop()` is true, and DivergedError when a loss
+    is not finite.
     """
     device = next(model.parameters()).device
     num_windows, seq_len = windows.inputs_WS.shape
@@ -115,8 +127,10 @@ def evaluate(
         text_loss += float(losses_T[real_T & (targets.reshape(-1) != end_of_text)].sum())
         if output.routing and not sums:
             sums = [_LayerSums(counts_E=np.zeros(num_experts, dtype=np.int64), top_k=top_k) for _ in output.routing]
+        on_device_T = torch.from_numpy(real_T).to(device)
         for layer, routing in zip(sums, output.routing, strict=True):
-            layer.add(routing, torch.from_numpy(real_T).to(device))
+            layer.add(routing, on_device_T)
+        watch(inputs.reshape(-1)[real_T], [layer.newest_TK for layer in sums])
     total = float(unit_losses_U.sum())
     if not math.isfinite(total):
         raise DivergedError("evaluation: the loss is not finite")

@@ -28,16 +28,16 @@ from equipoise.data.corpora.source import Split
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, eval_windows
 from equipoise.device import Compute, environment
-from equipoise.errors import IntegrityError
+from equipoise.errors import DivergedError, IntegrityError
 from equipoise.files import read_json, write_json
 from equipoise.model.transformer import Transformer, build
 from equipoise.optim import AdamW, make_adamw
 from equipoise.record import WEIGHTS, cut_rows, mark_rows, read_rows, rows_fault
 from equipoise.schedule import eval_steps, sample_steps
-from equipoise.score import Evaluation, evaluate
+from equipoise.score import Evaluation, Watch, evaluate, watch_nothing
 from equipoise.spec.run import RunConfig
 from equipoise.step import Losses
-from equipoise.trunk import TrunkConfig, best_step, branched_at, identity
+from equipoise.trunk import TrunkConfig, best_step, branched_at, identity, read_branch, write_branch
 
 EVAL_SEED: Final = 0
 """Seed of the choice of validation windows: a constant, so that every arm, seed and budget reads the same text."""
@@ -65,6 +65,8 @@ class Progress:
     """The same without the first updates after each start."""
     timed_tokens: int = 0
     """Tokens of those."""
+    micro_sequences: int = 0
+    """Sequences of a forward pass since memory ran out; 0 = as many as the recipe says."""
     resumed_elsewhere: list[int] = field(default_factory=list)
     """Steps from which the run went on under another environment than before."""
 
@@ -125,8 +127,12 @@ class Session:
     progress: Progress
     log: Callable[[str], None]
     stop_signal: Callable[[], int]
+    auto_micro_batch: bool = False
+    """Whether a batch that finds no memory is cut into smaller pieces."""
     steps_here: int = 0
     """Updates done by this process."""
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    """What the run was made with so far, this process last; `environment.json` says the same."""
 
     def stopping(self) -> bool:
         """Whether a signal asked to stop."""
@@ -141,7 +147,7 @@ class Session:
         recipe = self.run.recipe
         return eval_windows(self.dataset, split or recipe.eval_split, recipe.seq_len, max_targets, EVAL_SEED)
 
-    def score(self, model: Transformer, windows: EvalWindows) -> Evaluation:
+    def score(self, model: Transformer, windows: EvalWindows, watch: Watch = watch_nothing) -> Evaluation:
         """Loss and routing of `model` on `windows`; raises `score.Stopped` when a signal came."""
         return evaluate(
             model,
@@ -149,6 +155,7 @@ class Session:
             end_of_text=self.dataset.eot_id,
             autocast=self.compute.autocast,
             should_stop=self.stopping,
+            watch=watch,
         )
 
 
@@ -160,6 +167,7 @@ def open_session(
     log: Callable[[str], None],
     stop_signal: Callable[[], int],
     trunk: Path | None = None,
+    auto_micro_batch: bool = False,
 ) -> Session:
     """Model and optimizer at the newest valid checkpoint, else where `trunk` has got to, else at the start.
 
@@ -180,6 +188,7 @@ def open_session(
         progress=Progress(),
         log=log,
         stop_signal=stop_signal,
+        auto_micro_batch=auto_micro_batch,
     )
     saved = _newest(session)
     if saved is None:
@@ -191,21 +200,36 @@ def open_session(
         restore_model(model, saved.model)
         restore_optimizer(model, session.optimizer, saved.optim)
         session.progress = Progress(**saved.state["progress"])
+        if "branch" in saved.state:
+            write_branch(directory, saved.state["branch"])
         log(f"{directory}: going on from step {saved.step}")
-    _note_environment(session)
+    session.environments = _environments(directory, saved)
+    note_environment(session)
     return session
 
 
 def save_session(session: Session) -> Path:
-    """Write a checkpoint at the current step; returns its folder."""
+    """Write a checkpoint at the current step; returns its folder.
+
+    It also holds what the run's small files say of its past, so that none of them is lost for good. Raises
+    DivergedError, and writes nothing, when a number of weights or optimizer is not finite.
+    """
     progress = session.progress
     train_state = TrainState(
         step=progress.step,
         run=session.course.identity,
         model=session.model.state_dict(),
         optim=optimizer_tensors(session.model, session.optimizer),
-        state={"progress": asdict(progress), "rows": mark_rows(session.directory)},
+        state={
+            "progress": asdict(progress),
+            "rows": mark_rows(session.directory),
+            "environments": session.environments,
+            "branch": read_branch(session.directory),
+        },
     )
+    for name, tensor in (*train_state.model.items(), *train_state.optim.items()):
+        if not tensor.isfinite().all():
+            raise DivergedError(f"{name} is not finite after the update")
     return save_checkpoint(session.directory / WEIGHTS, train_state, keep={progress.best_step, *_kept(session)})
 
 
@@ -241,19 +265,24 @@ def _fault(directory: Path, state: TrainState) -> str | None:
     return rows_fault(directory, state.state["rows"])
 
 
-def _note_environment(session: Session) -> None:
-    """Add this process's environment to `environment.json` if it is another than the last one, and say so."""
-    path = session.directory / "environment.json"
-    here = environment(session.compute, session.run.recipe)
-    known: list[dict[str, Any]] = []
-    if session.progress.step:
-        try:
-            known = list(read_json(path)["environments"])
-        except (IntegrityError, KeyError, TypeError):
-            known = [{"compute": "unknown: environment.json was lost"}]
-    if not known or known[-1] != here:
-        if known:
-            changed = ", ".join(name for name in here if known[-1].get(name) != here[name])  # all of them when lost
-            session.log(f"warning: {session.directory}: goes on with another {changed}; not bit for bit the same run")
-            session.progress.resumed_elsewhere.append(session.progress.step)
-        write_json(path, {"environments": [*known, here]})
+def _environments(directory: Path, saved: TrainState | None) -> list[dict[str, Any]]:
+    """What a run that goes on from `saved` was made with before."""
+    if saved is None or not saved.step:
+        return []
+    try:
+        return list(saved.state.get("environments") or read_json(directory / "environment.json")["environments"])
+    except (IntegrityError, KeyError, TypeError):
+        return [{"compute": "unknown: environment.json was lost"}]
+
+
+def note_environment(session: Session) -> None:
+    """Write `environment.json`, with what computes now if it is another environment than before; that is said."""
+    micro = session.progress.micro_sequences
+    here = environment(session.compute, session.run.recipe) | ({"micro_sequences": micro} if micro else {})
+    known = session.environments if session.progress.step else []
+    if known and known[-1] != here:
+        changed = ", ".join(name for name in here if known[-1].get(name) != here[name])  # all of them when lost
+        session.log(f"warning: {session.directory}: goes on with another {changed}; not bit for bit the same run")
+        session.progress.resumed_elsewhere.append(session.progress.step)
+    session.environments = known if known and known[-1] == here else [*known, here]
+    write_json(session.directory / "environment.json", {"environments": session.environments})

@@ -131,7 +131,7 @@ def size_machine(
     for name, (spec, facts) in studies.items():
         models = {arm.name: arm.model for arm in resolved[name].values()}
         steps = updates_of(spec, arm_budgets(spec, models))
-        time_of = study_time(spec, steps, facts.eval_tokens, rates[name], jobs[name])
+        time_of = study_time(spec, steps, facts, rates[name], jobs[name])
         rows.append(
             {
                 "name": name,

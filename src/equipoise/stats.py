@@ -209,3 +209,27 @@ def first_reach(x_B: ArrayLike, y_B: ArrayLike, target: ArrayLike) -> tuple[Arra
     reached = x[before] + share * (x[place] - x[before])
     found: Array = np.where(below.any(axis=-1), reached[..., 0], np.nan)
     return found, y[..., 0] < goal[..., 0]
+
+
+def welch_interval(
+    first: Iterable[float], second: Iterable[float], confidence: float
+) -> tuple[float, float | None, float | None]:
+    """Mean of `second` less mean of `first`, and its two-sided interval by Welch's t, the two taken as independent.
+
+    The ends are None where a side has fewer than two values. Source: Welch, Biometrika 34 (1947), with Satterthwaite's
+    degrees of freedom. Raises ValueError for an empty side.
+    """
+    sides = [mean_sd(values) for values in (first, second)]
+    means, spreads, counts = zip(*sides, strict=True)
+    if None in means:
+        raise ValueError("Welch's interval: a side without values; expected at least one each")
+    difference = float(means[1]) - float(means[0])
+    if None in spreads:
+        return difference, None, None
+    parts = [float(sd) ** 2 / n for sd, n in zip(spreads, counts, strict=True)]
+    variance = sum(parts)
+    if variance == 0:
+        return difference, difference, difference
+    freedom = variance**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    return difference, difference - half, difference + half

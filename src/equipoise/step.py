@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.errors import DivergedError
+from equipoise.errors import DivergedError, ResourceError
+from equipoise.machine import is_out_of_memory
 from equipoise.model.moe import assignments, move_biases, router_losses
 from equipoise.model.transformer import Transformer, mean_loss
+from equipoise.nonfinite import first_nonfinite
 from equipoise.optim import AdamW
 from equipoise.spec.model import DenseFFN, MoEFFN
 from equipoise.spec.run import RunConfig
@@ -82,49 +84,63 @@ def train_step(
     compute: Losses = losses,
     *,
     step: int = 0,
+    rows: int | None = None,
 ) -> StepStats:
     """One update: gradients of the mean over all tokens of the step, clipped, then AdamW at rate `lr`.
 
     Micro-batches are equally large and hold whole balance groups, so cutting the batch differently changes nothing but
-    the order of sums. `step` counts updates from 0: sequence j of step t is window t·B + j to a random router. Where
-    routers are balanced by a bias, it moves last, by the loads of all micro-batches. The device is waited for once,
-    when all gradients are there: raises DivergedError before anything is stepped when a loss or a gradient is not
-    finite.
+    the order of sums. They hold `rows` sequences (None: as the recipe says). `step` counts updates from 0: sequence j
+    of step t is window t·B + j to a random router. Where routers are balanced by a bias, it moves last, by the loads of
+    all micro-batches. The device is waited for once, when all gradients are there. Raises, before anything is stepped,
+    DivergedError when a loss or a gradient is not finite, and ResourceError when there was no memory for the gradients,
+    which then hold none any more.
     """
     recipe, weighed = run.recipe, _weighed(run.model.ffn)
-    rows = recipe.sequences_per_forward
+    rows = rows or recipe.sequences_per_forward
     num_micro = recipe.num_sequences // rows
     windows_B = step * recipe.num_sequences + torch.arange(recipe.num_sequences, device=inputs_BS.device)
     optimizer.zero_grad()
     measured: list[Tensor] = []
     loads: list[Tensor] = []
-    for micro in range(num_micro):
-        cut = slice(micro * rows, (micro + 1) * rows)
-        groups = rows // recipe.balance_group
-        lm_loss, *router = compute(model, inputs_BS[cut], targets_BS[cut], groups, autocast, windows_B[cut])
-        objective = lm_loss
-        if weighed:
-            balance, z, *counts = router
-            loads += counts
-            if weighed.balance.kind == "loss":
-                objective = objective + weighed.balance.coef * balance
-            if weighed.z_coef:
-                objective = objective + weighed.z_coef * z
-        measured += [loss.detach() for loss in (lm_loss, *router[:2])]
-        (objective / num_micro).backward()
+    cuts = [slice(micro * rows, (micro + 1) * rows) for micro in range(num_micro)]
+    out_of_memory = ""
+    try:
+        for cut in cuts:
+            groups = rows // recipe.balance_group
+            lm_loss, *router = compute(model, inputs_BS[cut], targets_BS[cut], groups, autocast, windows_B[cut])
+            objective = lm_loss
+            if weighed:
+                balance, z, *counts = router
+                loads += counts
+                if weighed.balance.kind == "loss":
+                    objective = objective + weighed.balance.coef * balance
+                if weighed.z_coef:
+                    objective = objective + weighed.z_coef * z
+            measured += [loss.detach() for loss in (lm_loss, *router[:2])]
+            (objective / num_micro).backward()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        out_of_memory = str(error).partition("\n")[0] or "no memory"
+    if out_of_memory:  # not where it was caught: an error that is being handled holds on to what the pass had computed
+        optimizer.zero_grad()
+        raise ResourceError(f"out of memory ({out_of_memory})")
     parameters = list(model.parameters())
-    max_norm = recipe.optim.grad_clip or math.inf
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     *values, grad_norm = torch.stack([*measured, norm]).tolist()
     names = ("lm_loss", "load_balance", "router_z") if weighed else ("lm_loss",)
     sums = dict.fromkeys(names, 0.0)
     for name, value in zip(names * num_micro, values, strict=True):
         sums[name] += value
         if not math.isfinite(sums[name]):
-            raise DivergedError(f"{name} is not finite")
+            places = (first_nonfinite(model, inputs_BS[cut], windows_B[cut], autocast) for cut in cuts)
+            place = next(filter(None, places), None)
+            raise DivergedError(f"{name} is not finite" + (f", first {place}" if place else ""))
     if not math.isfinite(grad_norm):
-        broken = (n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
-        raise DivergedError(f"gradient of {next(broken, 'all parameters together')} is not finite")
+        # The last one: the backward pass came to it first, and carried it to those before.
+        broken = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        raise DivergedError(f"gradient of {broken[-1] if broken else 'all parameters together'} is not finite")
+    torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip or math.inf, norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

@@ -63,6 +63,14 @@ class DataFacts:
     """False: requested vocabulary or estimated tokens."""
     eval_tokens: int | None = None
     """Tokens of the split that the recipe evaluates on; None before the corpus was seen."""
+    selection_tokens: int | None = None
+    """Tokens of the selection split, which members of a sweep are scored on too; None before the corpus was seen."""
+
+    def epochs(self, tokens: int, seq_len: int) -> float | None:
+        """Passes over the training data of a run of `tokens`; None where that is not known."""
+        if self.train_tokens is None or self.train_tokens <= seq_len:
+            return None
+        return epochs(tokens, self.train_tokens, seq_len)
 
 
 def plan(
@@ -84,15 +92,14 @@ def plan(
             "budget": budget,
             "steps": steps[budget],
             "tokens": steps[budget] * recipe.batch_tokens,
-            "epochs": None
-            if facts.train_tokens is None or facts.train_tokens <= recipe.seq_len
-            else epochs(steps[budget] * recipe.batch_tokens, facts.train_tokens, recipe.seq_len),
+            "epochs": facts.epochs(steps[budget] * recipe.batch_tokens, recipe.seq_len),
             "curve_share": curve_share(recipe, steps[budget], facts.eval_tokens),
             "affordable_curve_tokens": affordable_curve_tokens(recipe, steps[budget]),
             "branch_step": branch_step(steps[budget], recipe.batch_tokens, recipe.schedule) if shared else 0,
         }
         for budget in spec.budgets
     ]
+    seen = {place: facts.epochs(one.tokens, recipe.seq_len) for place, one in own.items()}
     per_seed = [updates[name]["per_seed"] * arm.flops.training * recipe.batch_tokens for name, arm in arms.items()]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -101,14 +108,14 @@ def plan(
         "vocab_size": facts.vocab_size,
         "train_tokens": facts.train_tokens,
         "data_certain": facts.certain,
-        "arms": [{**row, "updates": updates[row["name"]]} for row in arm_tables(spec, arms, own)],
+        "arms": [{**row, "updates": updates[row["name"]]} for row in arm_tables(spec, arms, own, seen)],
         "seeds": list(spec.seeds),
         "budgets": budgets,
         "num_runs": len(spec.arms) * len(spec.seeds) * len(spec.budgets),
         "train_flops": len(spec.seeds) * sum(per_seed),
         "disk_bytes": len(spec.seeds)
         * sum(_bytes_per_seed(arm.params.total, updates[name], len(steps)) for name, arm in arms.items()),
-        "time": None if rates is None else study_time(spec, updates_of(spec, own), facts.eval_tokens, rates, num_jobs),
+        "time": None if rates is None else study_time(spec, updates_of(spec, own), facts, rates, num_jobs),
         "claims": dump(spec.claims),
         "recipe": dump(recipe),
     }
@@ -127,7 +134,7 @@ def _updates(budgets: Sequence[int], recipe: Recipe) -> dict[str, int]:
 def study_time(
     spec: StudySpec,
     steps: Mapping[str, Sequence[int]],
-    eval_tokens: int | None,
+    facts: DataFacts,
     rates: Mapping[str, Rates],
     num_jobs: int,
 ) -> dict[str, Any]:
@@ -140,7 +147,8 @@ def study_time(
     for name in spec.arms:
         branches = [branch_step(num, spec.recipe.batch_tokens, spec.recipe.schedule) for num in steps[name]]
         shared = sum(step > 0 for step in branches) > 1
-        each = [run_time(spec.recipe, num, eval_tokens, rates[name]) for num in steps[name]]
+        selection = facts.selection_tokens if family(name) else 0  # a member of a sweep is scored there too
+        each = [run_time(spec.recipe, num, facts.eval_tokens, rates[name], selection) for num in steps[name]]
         runs = (with_trunk(each, steps[name], branches) if shared else each) * len(spec.seeds)
         parts = {field.name: sum(getattr(run, field.name) for run in runs) for field in fields(RunTime)}
         arms[name] = {"update_s": rates[name].update_s, "total_s": sum(parts.values()), **parts}
@@ -149,18 +157,22 @@ def study_time(
 
 
 def arm_tables(
-    spec: StudySpec, arms: Mapping[str, ResolvedArm], budgets: Mapping[tuple[str, int], ArmBudget]
+    spec: StudySpec,
+    arms: Mapping[str, ResolvedArm],
+    budgets: Mapping[tuple[str, int], ArmBudget],
+    epochs: Mapping[tuple[str, int], float | None],
 ) -> list[dict[str, Any]]:
     """Every arm as `arm_table`, with its learning rate, its own budgets, and the tokens each of its experts sees.
 
-    `budgets` are those of `arm_budgets`. A match on parameters also says what is left over when embeddings and head are
-    not counted (`residual_nonembedding`, None for a match on FLOPs).
+    `budgets` are those of `arm_budgets`, `epochs` the passes over the training data at each, where known. A match on
+    parameters also says what is left over when embeddings and head are not counted (`residual_nonembedding`, None for a
+    match on FLOPs).
     """
     rows = []
     for arm in arms.values():
         row, trained = arm_table(arm), {budget: budgets[arm.name, budget] for budget in spec.budgets}
         row["lr"] = spec.recipe_of(arm.name).optim.lr
-        row["own_budgets"] = [own for one in trained.values() if (own := one.table())]
+        row["own_budgets"] = [own for b, one in trained.items() if (own := one.table(epochs.get((arm.name, b))))]
         row["tokens_per_expert"] = {str(b): tokens_per_expert(arm.model, one.tokens) for b, one in trained.items()}
         if arm.match is not None:
             name = {"active_params": "active_nonembedding", "total_params": "total_nonembedding"}.get(arm.match.on)
@@ -256,6 +268,7 @@ def data_facts(spec: StudySpec, cache: Path) -> DataFacts:
             train_tokens=len(dataset.tokens("train")),
             certain=True,
             eval_tokens=len(dataset.tokens(spec.recipe.eval_split)),
+            selection_tokens=len(dataset.tokens("selection")),
         )
     guess = estimate(spec.corpus, spec.tokenizer)
     selection = spec.recipe.eval_split == "selection"
@@ -264,6 +277,7 @@ def data_facts(spec: StudySpec, cache: Path) -> DataFacts:
         train_tokens=guess.train_tokens,
         certain=False,
         eval_tokens=guess.selection_tokens if selection else guess.validation_tokens,
+        selection_tokens=guess.selection_tokens,
     )
 
 

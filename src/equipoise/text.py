@@ -15,6 +15,8 @@ MISSING: Final = "n/a"
 
 MINUS: Final = "\u2212"
 
+_SPACES: Final = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
+
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but for tab and newline
     "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff"  # marks, separators, directions
@@ -36,6 +38,24 @@ def visible(text: str) -> str:
     )
 
 
+def piece(raw: bytes) -> str:
+    r"""A token's bytes as text: parts of a character that are none by themselves as `\xe2`; not yet `visible`.
+
+    >>> piece(b" caf\xc3\xa9"), piece(b"\xc3")
+    (' café', '\\xc3')
+    """
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def token_label(token: str) -> str:
+    r"""A token in one line: its white space as signs, `visible` all of it.
+
+    >>> token_label(" upon"), token_label("a\n")
+    ('␣upon', 'a⏎')
+    """
+    return visible(token.translate(_SPACES))
+
+
 def one_line(text: str) -> str:
     """`visible(text)` with each run of white space as one blank."""
     return " ".join(visible(text).split())
@@ -53,8 +73,11 @@ def shortened(text: str, limit: int = 40) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite number; booleans are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether `value` is a finite number, as a float would hold it; booleans are none."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def count(value: int | float | None) -> str:

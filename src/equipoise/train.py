@@ -25,14 +25,16 @@ from equipoise.accounting import count_flops
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, batch, check_windows
 from equipoise.device import Compute, choose_compute, make_repeatable, put
-from equipoise.errors import DivergedError, IntegrityError, Interrupted
+from equipoise.errors import DivergedError, IntegrityError, Interrupted, ResourceError
 from equipoise.finish import finish, finish_diverged
+from equipoise.micro import out_of_memory, smaller
 from equipoise.record import append_row, read_run, start_run
 from equipoise.schedule import learning_rate
 from equipoise.score import Stopped, sample
-from equipoise.session import Session, open_session, save_session
+from equipoise.session import Session, note_environment, open_session, save_session
 from equipoise.spec.run import RunConfig
-from equipoise.step import train_step
+from equipoise.specialisation import Followed
+from equipoise.step import StepStats, train_step
 from equipoise.trunk import TrunkConfig, start_trunk
 
 WARM_STEPS: Final = 10
@@ -50,16 +52,20 @@ def train(
     log: Log = lambda _: None,
     stop_signal: Callable[[], int] = lambda: 0,
     trunk: Path | None = None,
+    auto_micro_batch: bool = False,
 ) -> dict[str, Any]:
     """Train `run` in `directory`, or finish it, or find it finished; returns its summary.
 
     A directory that holds a complete run of the same configuration is left as it is; one that was interrupted goes on
     from its newest valid checkpoint, bit for bit as if it had never stopped. `stop_signal` is asked after every update,
     evaluation batch and sampled token; a signal number makes the run save and raise Interrupted. With the directory of
-    a `trunk`, a run that has no checkpoint of its own goes on from where that serves it.
+    a `trunk`, a run that has no checkpoint of its own goes on from where that serves it. With `auto_micro_batch` an
+    update that finds no memory is done again in smaller forward passes, and so are those after it: the same batch, the
+    same losses but for rounding, recorded as another environment.
 
     Raises DivergedError (the summary then says so, nothing non-finite is saved), IntegrityError when the directory
-    belongs to another run or `dataset` is not the run's, DataError when the data holds no window.
+    belongs to another run or `dataset` is not the run's, DataError when the data holds no window, ResourceError when
+    memory or disk is full.
     """
     _check_data(run, dataset)
     found = read_run(directory)
@@ -72,7 +78,7 @@ def train(
         log(f"{directory}: {found.fault}; doing again what is needed")
     start_run(directory, run, dataset.tokenizer().to_json())
     compute = _compute(run, directory, device, log)
-    session = open_session(run, directory, dataset, compute, log, stop_signal, trunk)
+    session = open_session(run, directory, dataset, compute, log, stop_signal, trunk, auto_micro_batch)
     (directory / "summary.json").unlink(missing_ok=True)
     try:
         _loop(session)
@@ -91,6 +97,7 @@ def train_trunk(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     log: Log = lambda _: None,
     stop_signal: Callable[[], int] = lambda: 0,
+    auto_micro_batch: bool = False,
 ) -> int:
     """Train a trunk in `directory` as far as its largest budget branches off; returns the step it got to.
 
@@ -101,7 +108,7 @@ def train_trunk(
     _check_data(trunk, dataset)
     start_trunk(directory, trunk)
     compute = _compute(trunk, directory, device, log)
-    session = open_session(trunk, directory, dataset, compute, log, stop_signal)
+    session = open_session(trunk, directory, dataset, compute, log, stop_signal, auto_micro_batch=auto_micro_batch)
     try:
         _loop(session)
     except DivergedError as error:
@@ -158,10 +165,7 @@ def _update(session: Session, tokens: np.ndarray) -> None:
     started = time.perf_counter()
     inputs_BS, targets_BS = batch(tokens, recipe.seq_len, recipe.num_sequences, run.seed, progress.step)
     lr = learning_rate(progress.step, run.num_steps, recipe.batch_tokens, recipe.optim.lr, recipe.schedule)
-    on_device = (put(inputs_BS, compute.device), put(targets_BS, compute.device))
-    stats = train_step(
-        session.model, session.optimizer, *on_device, run, lr, compute.autocast, session.losses, step=progress.step
-    )
+    stats = _step_that_fits(session, put(inputs_BS, compute.device), put(targets_BS, compute.device), lr)
     elapsed = time.perf_counter() - started
     progress.step += 1
     session.steps_here += 1
@@ -184,12 +188,43 @@ def _update(session: Session, tokens: np.ndarray) -> None:
     append_row(session.directory / "metrics.jsonl", row)
 
 
+def _step_that_fits(session: Session, inputs_BS: torch.Tensor, targets_BS: torch.Tensor, lr: float) -> StepStats:
+    """One update, its batch cut smaller for this and all later ones when there is no memory and that is wanted."""
+    run, progress, compute = session.run, session.progress, session.compute
+    while True:
+        rows = progress.micro_sequences or run.recipe.sequences_per_forward
+        try:
+            return train_step(
+                session.model,
+                session.optimizer,
+                inputs_BS,
+                targets_BS,
+                run,
+                lr,
+                compute.autocast,
+                session.losses,
+                step=progress.step,
+                rows=rows,
+            )
+        except ResourceError as error:
+            fewer = smaller(run.recipe, rows) if session.auto_micro_batch else None
+            said = f"{session.directory}: step {progress.step}: {error}"
+            if fewer is None:
+                raise ResourceError(f"{said}: {out_of_memory(run.model, run.recipe, rows)}") from None
+        if compute.device.type == "cuda":
+            torch.cuda.empty_cache()
+        session.log(f"warning: {said}; from here on {fewer} instead of {rows} sequences a forward pass")
+        progress.micro_sequences = fewer
+        note_environment(session)
+
+
 def _evaluate_curve(session: Session, windows: EvalWindows) -> float:
     """One point of the curve, with samples where they are due; rows are written only when all of it was computed."""
     run, progress = session.run, session.progress
     recipe, tokens = run.recipe, session.tokens_seen()
     began = time.perf_counter()
-    result = session.score(session.model, windows)
+    followed = Followed(num_experts=run.model.ffn.num_experts if run.model.ffn.kind == "moe" else 0, ids=[])
+    result = session.score(session.model, windows, followed.add)
     scored = time.perf_counter()
     due = recipe.samples.prompts if progress.step in session.course.samples else ()
     tokenizer = session.dataset.tokenizer()
@@ -215,6 +250,7 @@ def _evaluate_curve(session: Session, windows: EvalWindows) -> float:
         "bpb": result.bpb,
         "elapsed_s": round(progress.train_s, 4),
         "routing": result.routing,
+        "chosen": followed.row(),
     }
     append_row(session.directory / "metrics.jsonl", row)
     for prompt, text in zip(due, texts, strict=True):

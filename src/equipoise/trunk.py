@@ -22,7 +22,7 @@ from typing import Any, Final
 from equipoise.config import config, differences, digest, dump, load
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import file_faults, read_json, read_sealed, seal, write_json
-from equipoise.record import WEIGHTS
+from equipoise.record import WEIGHTS, has_begun
 from equipoise.schedule import branch_step, eval_steps, sample_steps
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.recipe import Recipe
@@ -164,7 +164,7 @@ def start_trunk(directory: Path, trunk: TrunkConfig) -> None:
         existing = read_trunk(directory)
     except IntegrityError:  # altered: the trunk's own checkpoints say which trunk they belong to
         existing = None
-    if existing is not None and identity(existing) != identity(trunk):
+    if existing is not None and identity(existing) != identity(trunk) and has_begun(directory):
         before, after = ({name: dump(getattr(one, name)) for name in SHARED} for one in (existing, trunk))
         lines = "; ".join(differences(before, after))
         raise IntegrityError(f"{directory}: holds another trunk ({lines}); delete it, or choose another --out")
@@ -220,9 +220,15 @@ def rewind(directory: Path, step: int) -> None:
             shutil.rmtree(directory / WEIGHTS / f"step-{found:08d}")
 
 
-def write_branch(directory: Path, step: int, checkpoint: str) -> None:
-    """Note in a run directory which checkpoint of its trunk it goes on from."""
-    write_json(directory / "branch.json", {"step": step, "checkpoint": checkpoint})
+def write_branch(directory: Path, note: dict[str, Any] | None) -> None:
+    """Note in a run directory which checkpoint of its trunk it goes on from: `step` and its digest `checkpoint`.
+
+    None: from no trunk.
+    """
+    if note is None:
+        (directory / "branch.json").unlink(missing_ok=True)
+    else:
+        write_json(directory / "branch.json", note)
 
 
 def read_branch(directory: Path) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ class Verdict:
     p_adjusted: PValues
     """Holm-adjusted over the claims of the family."""
     contrasts: tuple[ArmContrast, ...]
-    """What was judged, one per left arm."""
+    """What was judged, one per left arm, of `larger` one per other step."""
     post_hoc_contrasts: tuple[ArmContrast, ...]
     """The same with seeds or a larger budget added after the lock: shown beside, never judged."""
     marks: tuple[str, ...]
@@ -96,11 +96,11 @@ def table(verdict: Verdict) -> dict[str, Any]:
     claim = verdict.claim
 
     def contrasts(pairs: Iterable[ArmContrast]) -> list[dict[str, Any]]:
-        names = ("left", "right", "budget", "budgets", "statistic", "bounds")
+        names = ("left", "right", "than", "budget", "budgets", "statistic", "bounds")
         return [{**{name: dump(getattr(p, name)) for name in names}, **dump(p.contrast)} for p in pairs]
 
     def own(*names: str) -> dict[str, Any]:
-        return {name: getattr(claim, name, None) for name in names}
+        return {name: dump(getattr(claim, name, None)) for name in names}
 
     return {
         "id": claim.id,
@@ -110,7 +110,7 @@ def table(verdict: Verdict) -> dict[str, Any]:
         "metric": claim.metric,
         "budget": verdict.budget,
         "budgets": list(verdict.budgets),
-        **own("margin", "equivalence_margin", "direction", "threshold", "layers", "at_frac"),
+        **own("than", "margin", "equivalence_margin", "direction", "threshold", "layers", "at_frac"),
         "allow_collapsed": isinstance(claim, RoutingClaim) or claim.allow_collapsed,
         "post_hoc": verdict.post_hoc,
         "verdict": verdict.verdict,

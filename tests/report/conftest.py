@@ -240,7 +240,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
                 "lr": 1e-3,
                 "own_budgets": [
                     {"on": "train_flops", "to": "moe", "budget": budget, "tokens": tokens, "steps": steps}
-                    | {"quantity": 1.0, "reference": 1.0, "residual": 0.0004}
+                    | {"quantity": 1.0, "reference": 1.0, "residual": 0.0004, "epochs": tokens / 469e6}
                     for budget, tokens, steps in ((BUDGETS[0], 29_491_200, 450), (BUDGETS[1], 310_640_640, 4740))
                 ],
                 "shared_init": {"with": "moe", "tensors": 26, "of": 39},
@@ -270,6 +270,7 @@ def make_results(num_points: int = 24) -> dict[str, Any]:
         "val_targets_total": 4_912_776,
         "runs": runs,
         "table": table,
+        "published": [],
         "gaps": gaps,
         "crossovers": [_crossover("moe", "dense-active"), _crossover("moe", "dense-total")],
         "claims": [

@@ -88,12 +88,13 @@ def test_sections_come_in_the_order_a_reader_needs(page: Page) -> None:
     headings = [element["text"] for element in page.find("h2")]
     expected = [
         "Verdicts",
-        "Arms",
-        "Results",
-        "Gaps",
         "Contracts",
+        "Results",
+        "Arms",
         "Curves",
+        "Gaps",
         "Routing",
+        "Explorer",
         "Samples",
         "Scope",
         "Provenance",
@@ -138,7 +139,7 @@ def test_components_sum_to_the_total(page: Page) -> None:
 def test_results_are_in_the_published_form(page: Page, results: dict[str, Any]) -> None:
     rows = page.rows("mean ± sd over seeds")
     assert rows[0] == [
-        "budget", "arm", "final loss", "best loss", "bits per byte", "seeds", "notes",
+        "budget", "arm", "validation loss", "best validation loss", "bits per byte", "seeds", "notes",
     ]  # fmt: skip
     entry = next(
         r for r in results["table"] if (r["arm"], r["budget"], r["metric"]) == ("moe", 426_300_000, "val_loss")
@@ -152,7 +153,7 @@ def test_a_diverged_seed_is_named_and_a_collapse_stands_at_every_number(page: Pa
     assert all(cell.endswith("collapsed") for cell in collapsed[2:5]) and collapsed[6] == "seed 2: collapsed"
     assert diverged[5:] == ["2 of 3", "seed 1: diverged"]
     for row in page.rows("left − right")[1:]:
-        assert row[3].endswith("collapsed") == row[4].endswith("collapsed") == (row[1] == "40.5M")
+        assert row[2].endswith("collapsed") == row[3].endswith("collapsed") == (row[1] == "40.5M")
     runs = page.rows("Every run")
     assert sum(row[4].endswith("collapsed") for row in runs) == 1
     assert [row[3:7] for row in runs if row[3].startswith("diverged")] == [
@@ -161,7 +162,7 @@ def test_a_diverged_seed_is_named_and_a_collapse_stands_at_every_number(page: Pa
 
 
 def test_gaps_have_interval_noise_floor_and_n(page: Page) -> None:
-    rows = page.rows("left − right")
+    rows = page.rows("Paired gaps, left − right")
     assert rows[0] == [
         "contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "validation sampling", "seeds",
         "lower",
@@ -171,6 +172,8 @@ def test_gaps_have_interval_noise_floor_and_n(page: Page) -> None:
     assert row[0] == "moe − dense-active" and row[1] == "426.3M" and row[7:] == ["3 of 3", "moe"]
     assert re.fullmatch(r"−0\.0\d{3} ± 0\.0\d{3}", row[3])
     assert re.fullmatch(r"−0\.0\d{3} to −0\.0\d{3}", row[4])
+    own = page.rows("Paired gaps in best validation loss, left − right")
+    assert own[1:] == [row[:2] + row[3:6] + row[7:] for row in rows[1:] if row[2] == "best validation loss"]
 
 
 def test_final_routing_names_the_ceiling_and_the_dead(page: Page) -> None:
@@ -182,13 +185,22 @@ def test_final_routing_names_the_ceiling_and_the_dead(page: Page) -> None:
     assert "0.650 collapsed" in page.find("section", id="routing")[0]["text"]
 
 
-def test_curves_have_three_axes_and_routing_and_samples_a_view_a_run(page: Page) -> None:
+def test_curves_have_choices_and_routing_and_samples_a_view_a_run(page: Page) -> None:
     labels = Counter(element["name"] for element in page.find("input"))
-    assert labels == {"axis": 3, "routing-0": 6, "sample": 6}
-    assert [e["text"] for e in page.find("label")][:3] == [
-        "against tokens", "against training FLOPs", "against training time",
+    own = {"curve-axis": 3, "curve-scale": 2, "curve-show": 2}
+    assert labels == {**own, "routing-0": 6, "sample": 6}
+    assert [e["text"] for e in page.find("label")][:7] == [
+        "tokens", "FLOPs", "seconds", "linear", "log", "mean ± interval", "seeds",
     ]  # fmt: skip
-    assert len(page.find("svg")) == 3 + 1 + 3 * 2 + 6 * 2
+    assert len(page.find("svg")) == 3 + 2 + 2 + 6 * 2
+
+
+def test_tables_and_figures_are_numbered_in_their_order(page: Page) -> None:
+    captions = [e["text"] for e in page.elements if e.get("class") == "caption" or e["tag"] == "figcaption"]
+    for what in ("Table", "Figure"):
+        numbers = [int(text.split()[1].rstrip(".")) for text in captions if text.startswith(what)]
+        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 10
+    assert all(text.startswith(("Table ", "Figure ")) for text in captions)
 
 
 def test_samples_stand_side_by_side_and_are_the_last_ones(page: Page) -> None:
@@ -203,7 +215,8 @@ def test_scope_and_provenance(page: Page) -> None:
     assert "Models of 14.89M to 21.06M parameters, trained on 40.5M and 426.3M tokens" in scope
     assert "TinyStories, as 8,348 different tokens" in scope
     assert (
-        "3 seeds per arm and budget, paired. The smallest mean gap in best loss they could support is between" in scope
+        "3 seeds per arm and budget, paired. The smallest mean gap in best validation loss they could support is "
+        "between" in scope
     )
     assert "It tests no mechanism" in scope and "no wall-clock claim" in scope
     origin = page.find("section", id="provenance")[0]["text"]
@@ -224,7 +237,7 @@ def test_one_seed_gives_na(results: dict[str, Any]) -> None:
         row.update(expected_n=1, dropped=[])
     page = Page(render_html(results))
     assert page.rows("mean ± sd over seeds")[4][2].endswith("± n/a")
-    row = page.rows("left − right")[3]
+    row = page.rows("Paired gaps, left − right")[3]
     assert row[3].endswith("± n/a") and row[4:6] == ["n/a", "n/a"]
     assert "too few to support anything" in page.find("section", id="scope")[0]["text"]
     assert "95 % interval n/a" in page.find("article")[0]["text"]
@@ -320,7 +333,8 @@ def hostile_source(hostile: dict[str, Any]) -> str:
 
 def test_hostile_text_is_shown_and_never_becomes_markup(hostile_source: str) -> None:
     page = Page(hostile_source)
-    assert not {"script", "img", "iframe", "object", "embed", "link", "base", "form", "foreignobject"} & {
+    assert [e.get("type") for e in page.find("script")] == ["application/json", None, None]  # the data, and our own
+    assert not {"img", "iframe", "object", "embed", "link", "base", "form", "foreignobject"} & {
         element["tag"] for element in page.elements
     }
     assert '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}$x_$_base' in page.find("h1")[0]["text"]
@@ -334,12 +348,27 @@ def test_unseen_characters_are_seen(hostile_source: str) -> None:
 
 
 @pytest.mark.parametrize("hostile_one", [False, True])
-def test_nothing_but_the_hashed_style_sheet_may_act(page: Page, hostile_source: str, hostile_one: bool) -> None:
+def test_nothing_but_the_hashed_style_sheet_and_script_may_act(
+    page: Page, hostile_source: str, hostile_one: bool
+) -> None:
     page = Page(hostile_source) if hostile_one else page
     (policy,) = [e["content"] for e in page.find("meta", **{"http-equiv": "Content-Security-Policy"})]
     (sheet,) = page.find("style")
-    digest = base64.b64encode(hashlib.sha256(sheet["text"].encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    data, *scripts = page.find("script")
+    sheet_hash, *hashes = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(element['text'].encode()).digest()).decode()}'"
+        for element in (sheet, *scripts)
+    )
+    assert policy == (
+        f"default-src 'none'; style-src {sheet_hash}; script-src {' '.join(hashes)}; require-trusted-types-for "
+        "'script'; trusted-types 'none'; base-uri 'none'; form-action 'none'"
+    )
+    assert data["type"] == "application/json" and json.loads(data["text"])["budgets"]
+    assert "<" not in data["text"] and data["text"].isascii()
+    for script in scripts:
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|fetch", script["text"]
+        )
     assert "url(" not in sheet["text"] and "@import" not in sheet["text"]
     for element in page.elements:
         for name, value in element.items():
@@ -376,7 +405,7 @@ def test_each_figure_is_well_formed_and_follows_the_theme(_made: dict[str, Any])
     source = render_html(smaller(_made))
     sheet = source[source.index("<style>") : source.index("</style>")]
     figures = re.findall(r"<svg .*?</svg>", source, re.DOTALL)
-    assert len(figures) == 3 + 1 + 3 + 2
+    assert len(figures) == 3 + 2 + 1 + 2
     for figure in figures:
         root = ElementTree.fromstring(figure)
         assert list(root.iter("text"))

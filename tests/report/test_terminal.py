@@ -14,7 +14,9 @@ import typer
 
 import equipoise.report.write
 import equipoise.results
+from equipoise.cli.console import parts
 from equipoise.cli.reports import report, show_results, write_outputs
+from equipoise.report import fairness
 
 
 def shown(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
@@ -56,6 +58,33 @@ def test_what_was_shown_beside_a_verdict(results: dict[str, Any], capsys: pytest
     claim = results["claims"][0]
     claim["post_hoc_contrasts"] = [{**claim["contrasts"][0], "n": 4, "expected_n": 5, "dropped": [4], "mean": -0.0712}]
     assert "post hoc, not judged: moe − dense-active at 426.3M tokens −0.0712" in shown(results, capsys)
+
+
+def test_contracts_have_a_row_each_and_fit_80_columns(
+    results: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every number of the wide table is there, and no line of the table is wider than a small terminal."""
+    wide, narrow = (make(results, "best_val_loss") for make in (fairness.contracts_table, fairness.contracts_list))
+    assert narrow.title == wide.title and narrow.notes == wide.notes and set(wide.facts) <= set(narrow.facts)
+    assert len(narrow.rows) == 3 * len(wide.rows)
+    for index, row in enumerate(wide.rows):
+        for place in range(3):
+            contrast, budget, contract, mean, bounds, seeds, marks = narrow.rows[3 * index + place]
+            cell, words = row[3 + place], row[3 + place].text.replace("\n", " ")
+            together = f"{mean.text} [{bounds.text}], n = {seeds.text}" if mean.text else bounds.text
+            assert (together, marks.text) == (words, ", ".join(cell.marks))
+            assert contract.text == ("tokens", "training FLOPs", "seconds")[place]
+            assert (contrast, budget.text) == (row[0], row[2].text)
+        assert any(row[0].text in fact and row[1].text in fact for fact in narrow.facts)
+        assert row[6].text == "–" or any(f"at {row[2].text}" in fact and row[6].text in fact for fact in narrow.facts)
+    for row in results["contracts"]["rows"]:
+        for name in ("tokens", "train_flops", "seconds"):
+            row[name] |= {"interpolated": None, "collapsed": []}
+    bare = fairness.contracts_list(results, "best_val_loss")
+    cells = [[cell.text for cell in row] for row in bare.rows]
+    headings = [(cell.text, cell.number) for cell in bare.header]
+    assert parts(headings, cells, 80) == [list(range(6))], "without marks one table"
+    assert "training FLOPs" in shown(results, capsys).split(bare.title)[1].split("Arms agree on")[0]
 
 
 def test_no_text_can_act_on_the_terminal(hostile: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -369,8 +369,8 @@ def test_parsing_changes_nothing_it_was_given() -> None:
         ("claims=3", "claims: 3 is not accepted; expected a list of tables"),
         (
             "claims=[3]",
-            "claims.0: 3 is not accepted; expected a table with kind = one of 'lower', 'equivalent', 'trend', "
-            "'faster', 'routing'",
+            "claims.0: 3 is not accepted; expected a table with kind = one of 'lower', 'equivalent', 'larger', "
+            "'trend', 'faster', 'routing'",
         ),
     ],
 )

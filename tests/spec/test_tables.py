@@ -118,3 +118,20 @@ def test_a_dense_layer_has_no_experts_to_cut(tiny_toml: str) -> None:
 def test_what_is_missing_is_said_by_its_own_name(tiny_toml: str) -> None:
     found = faults(tiny_toml, base='kind = "moe"\ntop_k = 2\nd_expert = 96\nfine_grained = 2')
     assert found == ["arms.coarse.model.ffn.num_experts: missing; expected a whole number"]
+
+
+def test_misspelt_fields_are_looked_through_as_they_were_meant() -> None:
+    """For finding more faults at once: renamed where a free name is near, else left out, at every depth."""
+    from equipoise.faults import as_meant
+    from equipoise.spec.study import StudySpec
+
+    claim = {"kind": "lower", "id": "x", "lefd": "a", "right": "b", "zzzzzz": 1}
+    arm = {"model": {"num_layer": 1, "ffn": {"kind": "moe", "topk": 2, "top_k": 3}}}
+    meant = as_meant(StudySpec, {"sedes": [0], "arms": {"odd name": arm}, "claims": [claim, 7], "name": 3})
+    assert meant == {
+        "seeds": [0],
+        "arms": {"odd name": {"model": {"num_layers": 1, "ffn": {"kind": "moe", "top_k": 3}}}},
+        "claims": [{"kind": "lower", "id": "x", "left": "a", "right": "b"}, 7],
+        "name": 3,
+    }
+    assert as_meant(StudySpec, [1]) == [1]

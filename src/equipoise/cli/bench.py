@@ -1,4 +1,4 @@
-"""`equipoise bench`: what this machine can do; and the hidden `probe`, the child that measures."""
+"""`equipoise bench`: what this machine can do; and the hidden `gauge`, the child that measures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _study_cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def probe(device: DeviceOption = "auto") -> None:
+def gauge(device: DeviceOption = "auto") -> None:
     """Answer requests to measure, one JSON object a line, until there are no more (used by commands that estimate)."""
     import equipoise.train  # noqa: F401  # what a run imports, so that readiness means the same
     from equipoise.bench import Workload, answer, make_workload

@@ -8,23 +8,62 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from equipoise.cli.output import is_unicode
 from equipoise.config import Table, apply_override, dump
-from equipoise.errors import ConfigError
-from equipoise.spec.study import StudySpec, load_study_table, parse_study
+from equipoise.errors import ConfigError, Interrupted
+from equipoise.faults import did_you_mean
+from equipoise.spec.study import StudySpec, load_study_table, parse_study, preset_names
 
 SCHEMA_VERSION: Final = 1
+WAIT_S: Final = 0.2
+"""Seconds between two looks at what another process holds."""
 
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A study file, or the name of a preset.")]
+
+def place(name: str) -> Callable[[str], Path]:
+    """Reads the path that `name` (an option or an argument) is given; ConfigError for one that can name nothing."""
+
+    def read(text: str) -> Path:
+        if not text or "\0" in text:
+            raise ConfigError(f"{name} {json.dumps(text)}: expected a path; the current folder is written .")
+        return Path(text)
+
+    return read
+
+
+def _studies(incomplete: str) -> list[str]:
+    """For the shell: presets, study files and folders that begin so."""
+    folder, _, beginning = incomplete.rpartition("/")
+    found = [] if folder else [name for name in preset_names() if name.startswith(incomplete)]
+    with contextlib.suppress(OSError, ValueError):
+        for path in sorted(Path(folder or ("/" if incomplete.startswith("/") else ".")).iterdir()):
+            if path.name.startswith(beginning or "") and (path.suffix == ".toml" or path.is_dir()):
+                name = incomplete[: len(incomplete) - len(beginning)] + path.name
+                found += [] if path.name.startswith(".") else [f"{name}/" if path.is_dir() else name]
+    return found
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """For the shell: those of `words` that begin with what was typed."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study file, or the name of a preset.", autocompletion=_studies)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,10 +71,23 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
-CacheOption = Annotated[Path | None, typer.Option("--cache", metavar="DIR", help="Where prepared corpora are kept.")]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", help="Where prepared corpora are kept.", parser=place("--cache")),
+]
+DEVICES: Final = ("auto", "cpu", "cuda")
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.", autocompletion=one_of(*DEVICES)),
+]
 JobsOption = Annotated[
     str, typer.Option("--jobs", metavar="auto|N", help="Runs at a time; auto = what a short probe finds best.")
+]
+MicroOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-micro-batch", help="When an update finds no memory, do it in forward passes of half as many sequences."
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
@@ -48,22 +100,22 @@ def out() -> Console:
 def say(message: str, quiet: bool = False) -> None:
     """One line for people, on stderr; nobody listening is no reason to stop."""
     if not quiet:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             print(message, file=sys.stderr, flush=True)
 
 
 def check_device(device: str) -> None:
     """ConfigError unless `device` is one of auto, cpu, cuda."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+    if device not in DEVICES:
+        raise ConfigError(f"--device {device}: expected auto, cpu or cuda{did_you_mean(device, DEVICES)}")
 
 
 def read_jobs(jobs: str) -> int | None:
     """The number of runs at a time; None for `auto`. ConfigError for anything else."""
     if jobs == "auto":
         return None
-    if not jobs.isascii() or not jobs.isdecimal() or int(jobs) < 1:
-        raise ConfigError(f"--jobs {jobs}: expected auto or a whole number of at least 1")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", jobs, re.ASCII):
+        raise ConfigError(f"--jobs {jobs[:80]}: expected auto or a whole number of at least 1 and below a million")
     return int(jobs)
 
 
@@ -72,7 +124,7 @@ def emit_json(value: Any) -> None:
     document = dump(value)
     if isinstance(document, dict):
         document = {"schema_version": SCHEMA_VERSION, **document}
-    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    print(json.dumps(document, indent=2, ensure_ascii=not is_unicode(sys.stdout), allow_nan=False))
 
 
 def show_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
@@ -83,17 +135,84 @@ def show_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]
 def print_table(
     title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], facts: Iterable[str] = ()
 ) -> None:
-    """A table on stdout, with sentences below it; of each column its heading and whether it is aligned to the right."""
-    table = RichTable(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading, right in columns:
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(Text(heading), justify=justify, overflow="fold", header_style="dim")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out().print(table)
+    """A table on stdout, with sentences below it; of each column its heading and whether it is aligned to the right.
+
+    What does not fit side by side comes below, each time behind the first column; prose breaks between words.
+    """
+    console, headings, cells = out(), list(columns), [list(row) for row in rows]
+    console.print(Text(title, style="bold"), soft_wrap=not sys.stdout.isatty())
+    for number, part in enumerate(parts(headings, cells, console.width)):
+        if number:
+            console.print()
+        table = RichTable(box=None, pad_edge=False)
+        for index in part:
+            heading, right = headings[index]
+            justify: Literal["left", "right"] = "right" if right else "left"
+            fixed = not is_prose([row[index] for row in cells])
+            table.add_column(Text(heading), justify=justify, overflow="fold", header_style="dim", no_wrap=fixed)
+        for row in cells:
+            table.add_row(*(Text(row[index]) for index in part))
+        console.print(table)
     for fact in facts:
-        out().print(Text(fact, style="dim"), soft_wrap=True)
-    out().print()
+        prose(fact, style="dim")
+    console.print()
+
+
+COLUMN_GAP: Final = 2
+"""Blanks between two columns."""
+PROSE_WIDTH: Final = 28
+"""Cells of a column of words at least, before it breaks between them."""
+
+
+def is_prose(cells: Iterable[str]) -> bool:
+    """Whether a column holds words that may break, and not names or numbers alone."""
+    return any(len(cell) > PROSE_WIDTH and " " in cell for cell in cells)
+
+
+def parts(headings: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """The columns of a table, in as many parts as it takes for each to fit `width`; the first column is in all.
+
+    >>> parts([("arm", False), ("total", True), ("active", True)], [["moe", "164,672", "115,520"]], 20)
+    [[0, 1], [0, 2]]
+    """
+    needs = []
+    for index, (heading, _) in enumerate(headings):
+        column = [heading, *(row[index] for row in rows)]
+        whole = max(cell_len(cell) for cell in column)
+        words = max(cell_len(word) for cell in column for word in cell.split() or [""])
+        needs.append(min(whole, max(words, PROSE_WIDTH)) if is_prose(column[1:]) else whole)
+    found = [[0]]
+    for index in range(1, len(headings)):
+        if found[-1] != [0] and sum(needs[i] + COLUMN_GAP for i in found[-1]) + needs[index] > width:
+            found.append([0])
+        found[-1].append(index)
+    return found
+
+
+def prose(text: str, indent: int = 0, style: str = "") -> None:
+    """A sentence on stdout: in a terminal broken between words under its own indent, else in one line."""
+    console, blanks = out(), " " * indent
+    if sys.stdout.isatty() and console.width > indent + 20:
+        text = textwrap.fill(text, console.width, subsequent_indent=blanks, break_on_hyphens=False)
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def waiting(directory: Path, stop: Callable[[], int], quiet: bool) -> Callable[[str], None]:
+    """What to do while another process holds what is wanted: name it once, look at `stop`, let a moment pass.
+
+    What is returned raises Interrupted when a signal came.
+    """
+    said: set[str] = set()
+
+    def wait(who: str) -> None:
+        if who not in said:
+            said.add(who)
+            say(f"{directory}: waiting for {who}", quiet)
+        if number := stop():
+            raise Interrupted(f"{directory}: stopped while waiting for {who}; run again to go on", number)
+        time.sleep(WAIT_S)
+
+    return wait
 
 
 def default_cache() -> Path:
@@ -105,8 +224,18 @@ def default_cache() -> Path:
 
 
 def read_study(name: str, overrides: Sequence[str] | None) -> StudySpec:
-    """A study from a file or preset, with `--set` applied; ConfigError with every fault."""
+    """A study from a file or preset, with `--set` applied; ConfigError with every fault, of overrides and of fields."""
     table: Table = load_study_table(name)[0]
+    faults: list[str] = []
     for assignment in overrides or ():
-        table = apply_override(table, assignment)
-    return parse_study(table)
+        try:
+            table = apply_override(table, assignment)
+        except ConfigError as error:
+            faults += str(error).splitlines()
+    try:
+        study = parse_study(table)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*faults, *str(error).splitlines()])) from None
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return study

@@ -9,18 +9,39 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.console import DeviceOption, JsonOption, QuietOption, emit_json, out, say
+from equipoise.cli.console import (
+    DeviceOption,
+    JsonOption,
+    QuietOption,
+    check_device,
+    emit_json,
+    one_of,
+    out,
+    place,
+    say,
+)
 from equipoise.cli.export import BestOption, RunArgument
 from equipoise.errors import ConfigError, DataError
+from equipoise.faults import did_you_mean
 from equipoise.text import count, number
 
 
 def evaluate(
     directory: RunArgument,
-    text: Annotated[Path, typer.Option("--text", metavar="PATH", help="A .txt or .jsonl file, or a folder of them.")],
+    text: Annotated[
+        Path,
+        typer.Option(
+            "--text", metavar="PATH", help="A .txt or .jsonl file, or a folder of them.", parser=place("--text")
+        ),
+    ],
     kind: Annotated[
         str,
-        typer.Option("--kind", metavar="text|tinystories|gutenberg", help="How files hold documents, as in a study."),
+        typer.Option(
+            "--kind",
+            metavar="text|tinystories|gutenberg",
+            help="How files hold documents, as in a study.",
+            autocompletion=one_of("text", "tinystories", "gutenberg"),
+        ),
     ] = "text",
     field: Annotated[str, typer.Option("--field", help="The field of a .jsonl line that holds the text.")] = "text",
     best: BestOption = False,
@@ -43,15 +64,14 @@ def evaluate(
     from equipoise.spec.data import Corpus, GutenbergCorpus, TextCorpus, TinyStoriesCorpus
     from equipoise.weights import read_weights
 
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+    check_device(device)
     corpora: dict[str, Corpus] = {
         "text": TextCorpus(path=str(text), field=field),
         "tinystories": TinyStoriesCorpus(path=str(text)),
         "gutenberg": GutenbergCorpus(path=str(text)),
     }
     if kind not in corpora:
-        raise ConfigError(f"--kind {kind}: expected one of {', '.join(corpora)}")
+        raise ConfigError(f"--kind {kind}: expected one of {', '.join(corpora)}{did_you_mean(kind, corpora)}")
     weights = read_weights(directory, best=best)
     run, compute = weights.run, choose_compute(device, "float32", weights.run.recipe.kernels)  # type: ignore[arg-type]  # checked above
     try:

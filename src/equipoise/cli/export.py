@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, out
+from equipoise.cli.console import JsonOption, emit_json, out, place
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A complete run's directory, e.g. runs/quick/moe/500000-s0.")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A complete run's directory, e.g. runs/quick/moe/500000-s0.", parser=place("RUN")
+    ),
 ]
 BestOption = Annotated[
     bool, typer.Option("--best", help="The weights at the lowest point of the curve, not the last ones.")
@@ -19,7 +22,9 @@ BestOption = Annotated[
 
 def export(
     directory: RunArgument,
-    destination: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; must not exist yet.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to write; must not exist yet.", parser=place("DIR"))
+    ],
     best: BestOption = False,
     as_json: JsonOption = False,
 ) -> None:

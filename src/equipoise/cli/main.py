@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -11,13 +12,32 @@ from typing import Annotated
 import typer
 
 from equipoise import __version__
-from equipoise.cli import bench, doctor, evaluate, export, plan, power, presets, reports, run, sample, selftest, train
+from equipoise.cli import (
+    bench,
+    compare,
+    doctor,
+    evaluate,
+    export,
+    plan,
+    power,
+    presets,
+    probe,
+    reports,
+    run,
+    sample,
+    selftest,
+    train,
+    watch,
+)
 from equipoise.cli.console import emit_json, say
+from equipoise.cli.output import prepare_outputs
 from equipoise.errors import EquipoiseError, ResourceError
+from equipoise.machine import is_out_of_memory
+from equipoise.text import visible
 
 EPILOG = (
     "Exit codes: 0 ok · 1 unexpected · 2 usage or study file · 3 data · 4 diverged · 5 integrity · 6 held by another "
-    "process · 7 memory or disk · 130 Ctrl-C and 143 SIGTERM, both after saving."
+    "process · 7 memory or disk · 129 terminal closed, 130 Ctrl-C and 143 SIGTERM, each after saving."
 )
 
 app = typer.Typer(
@@ -48,25 +68,29 @@ def _root(
 app.command(name="run")(run.run)
 app.command(name="plan")(plan.plan)
 app.command(name="status")(reports.status)
+app.command(name="watch")(watch.watch)
 app.command(name="report")(reports.report)
+app.command(name="compare")(compare.compare)
 app.command(name="power")(power.power)
 app.add_typer(presets.app, name="presets")
 app.command(name="train")(train.train)
 app.command(name="sample")(sample.sample)
+app.command(name="probe")(probe.probe)
 app.command(name="evaluate")(evaluate.evaluate)
 app.command(name="export")(export.export)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="selftest")(selftest.selftest)
 app.command(name="bench")(bench.bench)
-app.command(name="probe", hidden=True)(bench.probe)
+app.command(name="gauge", hidden=True)(bench.gauge)
 
 
 def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseError") -> int:
     """Say what went wrong, on stderr and for programs as JSON; returns the exit code."""
     if as_json:
-        emit_json({"error": {"exit_code": exit_code, "kind": kind, "message": message}})
+        with contextlib.suppress(EquipoiseError):  # stdout itself may be what cannot be written
+            emit_json({"error": {"exit_code": exit_code, "kind": kind, "message": message}})
     for line in message.splitlines():
-        say(f"error: {line}")
+        say(f"error: {visible(line)}")
     return exit_code
 
 
@@ -74,27 +98,26 @@ def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseErr
 def nursery() -> None:
     """Fork a child for every request on stdin (used by `run`)."""
     from equipoise import train  # noqa: F401  (what every child needs, loaded once)
-    from equipoise.forks import serve
+    from equipoise.forks import ONE_THREAD, serve
 
-    serve(lambda arguments: _call(False, arguments))
+    os.environ.pop(ONE_THREAD, None)  # everything is loaded; what a run does with threads is for its recipe to say
+    serve(call)
 
 
-def _call(as_json: bool, arguments: Sequence[str] | None = None) -> int:
-    """Run the command, that of the process or `arguments`; returns the exit code."""
+def call(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments; returns the exit code. An error a user can cause is said, never raised."""
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        return app(arguments, standalone_mode=False) or 0
+        return app(list(arguments), standalone_mode=False, prog_name="equipoise") or 0
     except EquipoiseError as error:
         return _fail(str(error), error.exit_code, as_json, type(error).__name__)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, as_json, "Interrupted")
     except MemoryError:
         return _fail("out of memory", ResourceError.exit_code, as_json, "ResourceError")
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return _fail(f"{where}{error.strerror or error}", ResourceError.exit_code if full else 1, as_json)
     except Exception as error:
         kind = type(error).__name__
@@ -105,8 +128,7 @@ def _call(as_json: bool, arguments: Sequence[str] | None = None) -> int:
             context = getattr(error, "ctx", None)
             hint = f"; see {context.command_path} --help" if context else ""
             return _fail(error.format_message() + hint, 2, as_json, "UsageError")
-        # torch says so in words: OutOfMemoryError on a GPU, its CPU allocator's name on a CPU.
-        if kind == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+        if is_out_of_memory(error):
             text = f"out of memory ({str(error).splitlines()[0]}); try fewer --jobs or a smaller recipe.micro_sequences"
             return _fail(text, ResourceError.exit_code, as_json, "ResourceError")
         raise
@@ -116,4 +138,10 @@ def main() -> None:
     """Entry point of `equipoise`; never shows a traceback for an error a user can cause."""
     # Read when a GPU's matrix library starts, here or in a child: products then add in the same order every time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    sys.exit(_call("--json" in sys.argv))
+    prepare_outputs()
+    code = call(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except EquipoiseError as error:  # what was printed last did not get there
+        code = code or _fail(str(error), error.exit_code, False)
+    sys.exit(code)

@@ -94,7 +94,7 @@ def show_plan(planned: Mapping[str, Any]) -> None:
     if own:
         show_table(
             "Arms with budgets of their own",
-            ["arm", "agrees on", "study budget", "own tokens", "steps", "residual"],
+            ["arm", "agrees on", "study budget", "own tokens", "steps", "epochs", "residual"],
             [
                 [
                     name,
@@ -102,6 +102,7 @@ def show_plan(planned: Mapping[str, Any]) -> None:
                     count(said["budget"]),
                     count(said["tokens"]),
                     count(said["steps"]),
+                    epochs_text(said["epochs"], planned["data_certain"]),
                     percent(said["residual"]),
                 ]
                 for name, said in own
@@ -115,6 +116,10 @@ def show_plan(planned: Mapping[str, Any]) -> None:
     for budget in planned["budgets"]:
         if budget["epochs"] is not None and budget["epochs"] > 4:
             out().print(f"warning: {budget['budget']:,} tokens repeat the training data {budget['epochs']:.1f} times\n")
+        for name, said in own:
+            if said["budget"] == budget["budget"] and said["epochs"] is not None and said["epochs"] > 4:
+                passes = f"{said['tokens']:,} tokens of {name} repeat the training data {said['epochs']:.1f} times"
+                out().print(f"warning: {passes}\n", soft_wrap=True)
         if budget["curve_share"] > MAX_CURVE_SHARE:
             out().print(
                 f"warning: at {budget['budget']:,} tokens the curve costs {100 * budget['curve_share']:.1f} % of the "
@@ -175,6 +180,9 @@ def claim_text(claim: Mapping[str, Any]) -> str:
     left = ", ".join(claim["left"]) if isinstance(claim["left"], list) else claim["left"]
     if claim["kind"] == "trend":
         return f"lead of {left} over {claim['right']} {claim['direction']} with the budget on {claim['metric']}"
+    if claim["kind"] == "larger":
+        others = ", ".join(f"{step['left']} over {step['right']}" for step in claim["than"])
+        return f"lead of {left} over {claim['right']} on {claim['metric']} larger than that of {others}"
     verb = {"lower": "lower than", "equivalent": "equivalent to", "faster": "faster than"}[claim["kind"]]
     margin, epsilon = claim.get("margin"), claim.get("equivalence_margin")
     more = f" by more than {margin:g}" if margin else ""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, out, print_table
+from equipoise.cli.console import JsonOption, emit_json, out, place, print_table
 from equipoise.errors import ConfigError
 from equipoise.text import MISSING, count, gap, loss, one_line, short
 
+SEEN: Final = {"difference": "a gap", "lead_difference": "a larger lead", "slope": "a trend"}
+"""What seeds are to show, by the statistic of a contrast."""
+
 
 def power(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study directory, e.g. runs/quick.")],
+    study: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A study directory, e.g. runs/quick.", parser=place("DIR"))
+    ],
     true_gap: Annotated[
         float | None,
         typer.Option("--gap", metavar="G", help="True lead of left in the metric's unit; none = the measured mean."),
@@ -54,7 +59,11 @@ def show_power(planned: Mapping[str, Any]) -> None:
         out().print("no claim and no paired gap: nothing to plan for")
         return
     columns = [(heading, heading not in ("claim", "contrast", "to see")) for heading in headings]
-    assumed = "the measured mean" if planned["gap"] is None else f"a lead of left of {planned['gap']:g}, for losses"
+    assumed = "the measured mean"
+    if planned["gap"] is not None:
+        assumed = f"a lead of left of {planned['gap']:g}, for losses"
+        larger = any(row["than"] for row in planned["contrasts"])
+        assumed += ", or of one lead over another by as much" if larger else ""
     facts = (
         f"Seeds for a power of {planned['power']:.0%} in t tests over paired seeds, if the truth is what is assumed: "
         f"{assumed}. α: the study's level ÷ the number of claims.",
@@ -65,7 +74,11 @@ def show_power(planned: Mapping[str, Any]) -> None:
 
 def _rows(row: Mapping[str, Any], limit: int) -> list[list[str]]:
     """One line a question: on which side of the tested value, and, where a margin is declared, whether within it."""
-    pair = row["left"] if row["right"] is None else f"{row['left']} \u2212 {row['right']}"
+    step = row["than"]
+    if step:
+        pair = f"lead of {row['left']} over {row['right']} \u2212 lead of {step['left']} over {step['right']}"
+    else:
+        pair = row["left"] if row["right"] is None else f"{row['left']} \u2212 {row['right']}"
     head = [
         one_line(row["claim"] or "–"),
         one_line(pair),
@@ -76,7 +89,7 @@ def _rows(row: Mapping[str, Any], limit: int) -> list[list[str]]:
     ]
     asked = []
     if row["kind"] != "equivalent":
-        asked.append(("seeds", "seeds_upper", {"difference": "a gap", "slope": "a trend"}.get(row["statistic"], "it")))
+        asked.append(("seeds", "seeds_upper", SEEN.get(row["statistic"], "it")))
     if row["equivalence_margin"] is not None:
         asked.append(("seeds_equivalence", "seeds_equivalence_upper", f"within ±{row['equivalence_margin']:g}"))
     return [[*head, _seeds(row, a, limit), _seeds(row, b, limit), what] for a, b, what in asked]

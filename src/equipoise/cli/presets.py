@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, say, show_table
+from equipoise.cli.console import JsonOption, emit_json, one_of, place, say, show_table
 from equipoise.errors import ConfigError
+from equipoise.faults import did_you_mean
 
-app = typer.Typer(help="List, show or copy the studies that come with the package.", invoke_without_command=True)
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")]
+app = typer.Typer(invoke_without_command=True)
+
+
+def _presets(incomplete: str) -> list[str]:
+    from equipoise.spec.study import preset_names
+
+    return one_of(*preset_names())(incomplete)
+
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of a preset.", autocompletion=_presets),
+]
+JSON_FOR_ALL = "as_json"
+"""Under which the group hands its --json on to the command after it."""
 
 
 @app.callback()
 def presets(context: typer.Context, as_json: JsonOption = False) -> None:
-    """List the studies that come with the package.
+    """List, show or copy the studies that come with the package.
 
-    Example: equipoise presets copy tinystories-cpu study.toml
+    Example: equipoise presets
     """
     if context.invoked_subcommand is not None:
+        context.obj = {JSON_FOR_ALL: as_json}
         return
     from equipoise.spec.study import load_study_table, parse_study, preset_names
 
@@ -42,13 +59,13 @@ def presets(context: typer.Context, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(name: NameArgument, as_json: JsonOption = False) -> None:
+def show(context: typer.Context, name: NameArgument, as_json: JsonOption = False) -> None:
     """Print the study file of a preset.
 
     Example: equipoise presets show quick
     """
     source = _source(name)
-    if as_json:
+    if as_json or context.obj[JSON_FOR_ALL]:
         emit_json({"name": name, "toml": source})
     else:
         print(source, end="")
@@ -56,30 +73,43 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def copy(
+    context: typer.Context,
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.", parser=place("FILE"))
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Write the commented study file of a preset, to start from; the study is named after the file.
 
     Example: equipoise presets copy quick study.toml
     """
+    from equipoise.config import read_toml
+    from equipoise.files import write_bytes
+    from equipoise.spec.study import parse_study
+
     source = _source(name)
-    if file.exists():
+    if os.path.lexists(file):
         raise ConfigError(f"{file}: exists already; choose another name")
     if not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such folder")
-    own = re.sub(r'(?m)^(name\s*=\s*)".*?"', lambda found: found[1] + json.dumps(file.stem), source, count=1)
-    file.write_text(own, encoding="utf-8")
-    if as_json:
+    quoted = json.dumps(file.stem, ensure_ascii=False)
+    own = re.sub(r'(?m)^(name\s*=\s*)".*?"', lambda found: found[1] + quoted, source, count=1)
+    try:
+        parse_study(read_toml(own, str(file)))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: the study would be named after it; {error}") from None
+    write_bytes(file, own.encode())
+    if as_json or context.obj[JSON_FOR_ALL]:
         emit_json({"name": name, "file": str(file)})
     else:
-        say(f"{file}: written; plan it with `equipoise plan {file}`")
+        say(f"{file}: written; plan it with: {shlex.join(['equipoise', 'plan', str(file)])}")
 
 
 def _source(name: str) -> str:
     from equipoise.spec.study import load_study_table, preset_names
 
     if name not in preset_names():
-        raise ConfigError(f"preset {name!r}: unknown; expected one of {', '.join(preset_names())}")
+        known = ", ".join(preset_names())
+        raise ConfigError(f"preset {name!r}: unknown; expected one of {known}{did_you_mean(name, preset_names())}")
     return load_study_table(name)[1]

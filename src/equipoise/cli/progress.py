@@ -1,40 +1,47 @@
-"""Progress of a study on stderr: a live table in a terminal, one plain line now and then elsewhere."""
+"""Progress of `run`: a live table in a terminal, elsewhere one plain line now and then, on stderr.
+
+Not for: what the table looks like (`live`), or finding out what runs do (`watching`).
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from equipoise.cli.console import say
-from equipoise.engine import Event
+from equipoise.cli.live import Sparse, frame, is_live, line, live_screen, terminal
+from equipoise.engine import Event, Stop
+from equipoise.errors import EquipoiseError
 from equipoise.spec.run import RunConfig
-from equipoise.text import count, duration, number
-from equipoise.trunk import TrunkConfig
+from equipoise.text import one_line
+from equipoise.watching import Snapshot, Watcher, last_error
 
-PLAIN_EVERY_S: Final = 15.0
-"""Seconds between two plain lines about runs that are under way."""
+LOOK_EVERY_S: Final = 1.0
+"""Seconds between two looks at the files of the runs, for the live table."""
+STOPPED_BY: Final = {129: "SIGHUP", 130: "Ctrl-C", 143: "SIGTERM"}
 
 
 class Progress:
-    """Shows what `engine.run_local` reports; used as a context manager."""
+    """Shows what `engine.run_local` reports, and what else is said meanwhile; used as a context manager."""
 
-    def __init__(self, total: int, done: int, quiet: bool) -> None:
+    def __init__(self, directory: Path, total: int, done: int, quiet: bool, stop: Stop) -> None:
         self.total = total
         self.done = done
         self.quiet = quiet
-        self.began = time.monotonic()
-        self.last_plain = time.monotonic()
-        self.rows: dict[str, tuple[RunConfig | TrunkConfig, dict[str, Any]]] = {}
-        console = Console(stderr=True)
-        live = not quiet and sys.stderr.isatty() and not console.is_dumb_terminal
-        self.live = Live(console=console, refresh_per_second=2, transient=True) if live else None
+        self.stop = stop
+        self.notes: list[str] = []
+        self.watcher = Watcher(directory)
+        self.snapshot: Snapshot | None = None
+        self.looked = 0.0
+        self.sparse = Sparse()
+        console = terminal(stderr=True)
+        live = not quiet and sys.stderr.isatty() and is_live(console)
+        self.live = live_screen(console, self._frame) if live else None
 
     def __enter__(self) -> Progress:
         if self.live:
@@ -46,62 +53,54 @@ class Progress:
     ) -> None:
         if self.live:
             self.live.stop()
+            for note in self.notes:  # the table is gone with its screen; what happened stays to be read
+                say(note)
 
-    def show(self, event: Event) -> None:
-        """Take one event of the engine."""
-        name = event.task.run.folder
-        if event.kind == "progress":
-            if event.row:
-                self.rows[name] = (event.task.run, event.row)
-        elif event.kind == "finished":
-            self.rows.pop(name, None)
-            self.done += event.exit_code == 0 and isinstance(event.task.run, RunConfig)
-            self._line(f"[{self.done}/{self.total}] {name}: {_end(event)}")
+    def say(self, text: str) -> None:
+        """One line for people, without disturbing the table."""
         if self.live:
-            self.live.update(self._table())
-        elif event.kind == "progress" and time.monotonic() - self.last_plain >= PLAIN_EVERY_S:
-            self.last_plain = time.monotonic()
-            for running, (run, row) in sorted(self.rows.items()):
-                self._line(f"[{self.done}/{self.total}] {running}: {_state(run, row)}")
-
-    def _line(self, text: str) -> None:
-        if self.live:
-            self.live.console.print(Text(text))
+            self.notes = [*self.notes, text]
         else:
             say(text, self.quiet)
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for heading in (f"{self.done} of {self.total} runs, {duration(time.monotonic() - self.began)}", "state"):
-            table.add_column(Text(heading))
-        for name, (run, row) in sorted(self.rows.items()):
-            table.add_row(Text(name), Text(_state(run, row)))
-        return table
+    def show(self, event: Event) -> None:
+        """Take one event of the engine."""
+        if event.kind == "finished":
+            self.done += event.exit_code == 0 and isinstance(event.task.run, RunConfig)
+            self.say(f"[{self.done}/{self.total}] {event.task.run.folder}: {end(event)}")
+        if self.live:
+            if time.monotonic() - self.looked >= LOOK_EVERY_S:
+                self._look()
+        elif event.kind == "progress" and not self.quiet and self.sparse.due():
+            self._look()
+            for run in self.snapshot.runs if self.snapshot else ():
+                if run.state == "training":
+                    self.say(f"[{self.done}/{self.total}] {one_line(run.name)}: {line(run)}")
+
+    def _look(self) -> None:
+        self.looked = time.monotonic()
+        try:
+            self.snapshot = self.watcher.look()
+        except (EquipoiseError, OSError) as error:  # no reason to stop training
+            self.say(f"progress cannot be read: {one_line(str(error))}")
+
+    def _frame(self, width: int, height: int) -> RenderableType:
+        if self.snapshot is None:
+            return ""
+        asked = self.stop.number != 0
+        hint = "stopping: runs save themselves (Ctrl-C again: kill them)" if asked else "Ctrl-C: save and stop"
+        return frame(self.snapshot, width, height, notes=self.notes, hint=hint)
 
 
-def _end(event: Event) -> str:
-    """How a run ended, for people."""
-    if event.exit_code == 0:
+def end(event: Event) -> str:
+    """How a run ended, for people: of one that failed the reason that it gave itself."""
+    code, log = event.exit_code or 0, event.task.log
+    if code == 0:
         return "complete"
-    if event.exit_code in (130, 143):
+    if code in STOPPED_BY:
         return "saved and stopped"
-    return f"exit code {event.exit_code}, see {event.task.log}"
-
-
-def _state(run: RunConfig | TrunkConfig, row: dict[str, Any]) -> str:
-    """step/total (share) · loss · learning rate as a share of its peak · ms/step · tokens/s · elapsed · time left."""
-    steps, step = run.num_steps, row["step"]
-    done = f"step {step}/{steps} ({100 * step // steps} %)"
-    if row["kind"] == "eval":
-        return f"{done} validation loss {number(row['loss'])}"
-    speed = row["tokens_per_s"]
-    parts = (
-        done,
-        f"loss {number(row['lm_loss'])}",
-        f"lr {row['lr'] / run.recipe.optim.lr:.2f}×",
-        f"{run.recipe.batch_tokens / speed * 1e3:.0f} ms/step",
-        f"{count(speed)} tok/s",
-        f"elapsed {duration(row['elapsed_s'])}",
-        f"left {duration(row['elapsed_s'] / step * (steps - step))}",
-    )
-    return " ".join(parts)
+    if code < 0:
+        why = "killed; did the system run out of memory?" if code == -9 else f"ended by signal {-code}"
+    else:
+        why = last_error(log) or "gave no reason"
+    return f"exit code {code}: {one_line(why.removeprefix(f'{event.task.directory}: '))}; see {log}"

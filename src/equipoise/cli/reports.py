@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, out, print_table, say, show_table
+from equipoise.cli.console import JsonOption, emit_json, out, place, print_table, prose, say, show_table
 from equipoise.report import crossings, fairness, statements, tables, values, verdicts
 from equipoise.report.values import Cell, Table
 from equipoise.report.verdicts import Effect
 from equipoise.text import count, duration, loss, one_line
 
-DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A study directory, e.g. runs/quick.")]
+INDENT: Final = 14
+"""Cells in which a verdict stands, before what is said about it."""
+
+DirectoryArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A study directory, e.g. runs/quick.", parser=place("DIR"))
+]
+
+_WRITERS: Final = {
+    "report.html and results.md": "write_report",
+    "results.csv, gaps.csv and results.tex": "write_tables",
+    "files in figures": "write_figures",
+}
+"""What is made of the results, and the function of `report.write` that does."""
 
 
 def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
@@ -87,9 +99,10 @@ def _newest_row(directory: Path) -> dict[str, Any] | None:
 
 
 def report(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
-    """Rebuild results.json, results.md and report.html of a study from its run directories.
+    """Rebuild everything that is made of a study's run directories.
 
-    Exit code 1 when the results are there but the report could not be made.
+    results.json, report.html and results.md; results.csv (a row a run), gaps.csv and results.tex; and the folder
+    figures, each as SVG and PDF. Exit code 1 when the results are there but something could not be made of them.
 
     Example: equipoise report runs/quick
     """
@@ -105,8 +118,9 @@ def write_outputs(
 ) -> tuple[dict[str, Any], Path | None]:
     """Collect a study, write results.json, `show` the results, and only then make the report of them.
 
-    Returns the results and the path of the report; None when it could not be made, which is said on stderr in one line
-    and takes nothing from the results. A reader who went away, and so made `show` fail, still gets the report.
+    Returns the results and the path of the report; None when it, the tables or the figures could not be made, which is
+    said on stderr in one line and takes nothing from the results. A reader who went away, and so made `show` fail,
+    still gets the report.
     """
     from equipoise.results import collect, write_results
 
@@ -120,36 +134,40 @@ def write_outputs(
 
 
 def _rendered(results: Mapping[str, Any], directory: Path) -> Path | None:
-    try:
-        from equipoise.report.write import write_report
+    """Everything written and drawn of the results; the path of the report, None when anything could not be made."""
+    made: dict[str, tuple[Path, ...]] = {}
+    for what, writer in _WRITERS.items():
+        try:
+            from equipoise.report import write
 
-        return write_report(results, directory)[0]
-    except Exception as error:  # a font, a full disk, a fault of ours: nothing about a drawing may hide a result
-        reason = one_line(f"{type(error).__name__}: {error}")
-        say(f"warning: {directory}: no new report.html and results.md ({reason}); results.json is complete")
-        return None
+            made[what] = getattr(write, writer)(results, directory)
+        except Exception as error:  # a font, a full disk, a fault of ours: nothing about a drawing may hide a result
+            reason = one_line(f"{type(error).__name__}: {error}")
+            say(f"warning: {directory}: no new {what} ({reason}); results.json is complete")
+    return made["report.html and results.md"][0] if len(made) == len(_WRITERS) else None
 
 
 def show_results(results: Mapping[str, Any]) -> None:
     """Arms, results, gaps and verdicts on stdout: the tables of the report, of gaps those in the study's own metric."""
     results = values.normalised(results)
     if results["question"]:
-        out().print(f"{one_line(results['question'])}\n", soft_wrap=True)
+        prose(one_line(results["question"]))
+        out().print()
     _show(tables.arms_table(results))
     _show(tables.results_table(results))
     if results["gaps"]:
         _show(tables.gaps_table(results, values.main_metric(results)))
     if results["crossovers"]:
         _show(crossings.crossovers_table(results, values.main_metric(results)))
-    for table in fairness.tables(results, values.main_metric(results)):
+    for table in fairness.tables(results, values.main_metric(results), narrow=True):
         _show(table)
     for card in verdicts.cards(results):
         marks = f" [{', '.join(card.marks)}]" if card.marks else ""
-        out().print(f"{card.verdict.upper():<13} {one_line(card.id + marks)}", soft_wrap=True)
+        prose(f"{card.verdict.upper():<13} {one_line(card.id + marks)}", INDENT)
         for line in (card.sentence, card.reason, *card.matches, *map(_later, card.later)):
-            out().print(f"              {one_line(line)}", soft_wrap=True)
+            prose(" " * INDENT + one_line(line), INDENT)
     if mixed := statements.mixed(results):
-        out().print(f"mixed environments: {one_line(mixed)}", soft_wrap=True)
+        prose(f"mixed environments: {one_line(mixed)}")
     if results["split"] != "validation":
         out().print(f"scored on the {results['split']} split: for choosing a recipe; no claim is judged")
 

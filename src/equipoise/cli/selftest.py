@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from equipoise.cli.console import DeviceOption, JsonOption, emit_json, say, show_table
-from equipoise.errors import ConfigError
+from equipoise.cli.console import DeviceOption, JsonOption, check_device, emit_json, say, show_table
 from equipoise.text import scientific
 
 
@@ -14,8 +13,7 @@ def selftest(device: DeviceOption = "auto", as_json: JsonOption = False) -> None
 
     Example: equipoise selftest --device cpu
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {device}: expected auto, cpu or cuda")
+    check_device(device)
     from equipoise.selftest import run_checks
 
     compute, checks = run_checks(device)  # type: ignore[arg-type]  # checked above

@@ -14,16 +14,21 @@ from equipoise.cli.console import (
     CacheOption,
     DeviceOption,
     JsonOption,
+    MicroOption,
     QuietOption,
     SetOption,
     check_device,
     default_cache,
     emit_json,
     out,
+    place,
     read_study,
     say,
+    waiting,
 )
+from equipoise.cli.track import TrackOption, check_trackers, tracked
 from equipoise.errors import ConfigError, DataError
+from equipoise.faults import did_you_mean
 from equipoise.text import number
 
 
@@ -37,11 +42,18 @@ def train(
     arm: Annotated[str | None, typer.Option("--arm", help="Which arm of the study.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Which seed of the study.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", help="Which budget; default the largest.")] = None,
-    destination: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Study directory.")] = None,
+    destination: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Study directory.", parser=place("--out"))
+    ] = None,
     overrides: SetOption = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Prepared data set of the run.")] = None,
+    track: TrackOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Prepared data set of the run.", parser=place("--data")),
+    ] = None,
     device: DeviceOption = "auto",
     cache: CacheOption = None,
+    auto_micro_batch: MicroOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,8 +65,10 @@ def train(
     """
     from equipoise.engine import catching_signals
     from equipoise.files import held
+    from equipoise.shares import run_lock
 
     check_device(device)
+    trackers = check_trackers(track)
     folder = cache or default_cache()
     with catching_signals(second=lambda number: os._exit(128 + number)) as stop:
         is_trunk = (Path(target) / "trunk.json").exists()
@@ -75,8 +89,10 @@ def train(
             "device": device,
             "log": lambda line: say(line, quiet),
             "stop_signal": stop,
+            "auto_micro_batch": auto_micro_batch,
         }
-        with held(directory.parent / f".{directory.name}.lock", str(directory)):
+        study, place = directory.parent.parent, f"{directory.parent.name}/{directory.name}"
+        with held(run_lock(directory), str(directory)), tracked(trackers, study, [place], stop):
             if is_trunk:
                 summary = {"trunk": str(directory), "steps": train_trunk(run, directory, dataset, **options)}
             else:
@@ -123,7 +139,9 @@ def _of_study(
     """One run of a study that is prepared and locked first."""
     from equipoise.files import held
     from equipoise.lock import locked_runs, study_budget
-    from equipoise.study import prepare_study
+    from equipoise.record import read_run
+    from equipoise.study import check_disk, prepare_study
+    from equipoise.work import is_finished
 
     spec = read_study(target, overrides)
     arm, seed, budget = wanted
@@ -132,9 +150,10 @@ def _of_study(
             raise ConfigError(f"--{option}: missing; expected one of {', '.join(map(str, known))}")
     for option, found, known in (("arm", arm, spec.arms), ("seed", seed, spec.seeds), ("budget", budget, spec.budgets)):
         if found is not None and found not in known:
-            raise ConfigError(f"--{option} {found}: expected one of {', '.join(map(str, known))}")
+            near = did_you_mean(found, map(str, known))
+            raise ConfigError(f"--{option} {found}: expected one of {', '.join(map(str, known))}{near}")
     directory = destination or Path("runs") / spec.name
-    with held(directory / ".study.lock", f"study {directory}"):
+    with held(directory / ".plan.lock", str(directory), waiting(directory, stop, quiet)):
         lock, dataset = prepare_study(
             spec,
             directory,
@@ -145,4 +164,6 @@ def _of_study(
         )
     chosen, at = (arm, seed, budget or max(spec.budgets)), study_budget(lock)
     run = next(run for run in locked_runs(lock) if (run.arm, run.seed, at[run.arm, run.budget]) == chosen)
+    if not is_finished(read_run(directory / run.folder, deep=False)):
+        check_disk(directory, [run])
     return run, (directory / run.folder).resolve(), dataset

@@ -123,11 +123,7 @@ class TextTokenizer:
 
         Raises DataError for an id outside the vocabulary.
         """
-        plain = [int(index) for index in ids]
-        wrong = [index for index in plain if not 0 <= index < self.vocab_size]
-        if wrong:
-            raise DataError(f"token id {wrong[0]} is not accepted; expected 0 to {self.vocab_size - 1}")
-        return self.library.decode(plain, skip_special_tokens=False)
+        return self.library.decode(self._known(ids), skip_special_tokens=False)
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64]:
@@ -137,6 +133,30 @@ class TextTokenizer:
             # The byte alphabet writes every byte as one character, so parts of a character count exactly.
             lengths[index] = 0 if index == EOT_ID else len(token)
         return lengths
+
+    def spell(self, ids: Sequence[int] | NDArray[np.integer]) -> list[bytes]:
+        """The bytes of raw text that each id stands for, which may be part of a character; none for end-of-text.
+
+        Raises DataError for an id outside the vocabulary.
+        """
+        known = self._known(ids)
+        written = [self.library.id_to_token(index) or "" for index in known]
+        return [
+            b"" if index == EOT_ID else bytes(self._byte_of_letter[letter] for letter in token)
+            for index, token in zip(known, written, strict=True)
+        ]
+
+    def _known(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
+        """The ids as plain numbers; DataError for one outside the vocabulary."""
+        plain = [int(index) for index in ids]
+        wrong = [index for index in plain if not 0 <= index < self.vocab_size]
+        if wrong:
+            raise DataError(f"token id {wrong[0]} is not accepted; expected 0 to {self.vocab_size - 1}")
+        return plain
+
+    @cached_property
+    def _byte_of_letter(self) -> dict[str, int]:
+        return {letter: byte for byte, letter in enumerate(byte_alphabet())}
 
     def to_json(self) -> str:
         """The tokenizer as text of a `tokenizer.json` of the library."""

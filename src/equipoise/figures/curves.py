@@ -5,7 +5,8 @@ Not for: comparing arms (the gaps and verdicts do); a curve is scored on a subse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,42 @@ STEEP_FRAC: Final = 0.25
 """The share of training whose losses may lie above the frame: they would press the rest into one line."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArmCurves:
+    """The curves of one arm at one budget, and what a reader of them must know."""
+
+    arm: str
+    own: tuple[Mapping[str, Any], ...]
+    """Every run that was evaluated at all."""
+    whole: frozenset[int]
+    """Seeds of the runs that are complete."""
+    finished: tuple[Mapping[str, Any], ...]
+    """Those the mean is over: complete, of a declared seed (of an arm or budget that came late: of any seed)."""
+    notes: tuple[str, ...]
+
+
+def arm_curves(results: Mapping[str, Any], budget: int) -> list[ArmCurves]:
+    """The arms that have a curve at this budget, in the order of the study."""
+    runs = {(run["arm"], run["seed"]): run for run in results["runs"] if run["budget"] == budget}
+    found = []
+    for arm in (entry["name"] for entry in results["arms"]):
+        own = tuple(curve for curve in results["curves"] if (curve["arm"], curve["budget"]) == (arm, budget))
+        if not own:
+            continue
+        late = {curve["seed"] for curve in own if runs[arm, curve["seed"]]["post_hoc"]}
+        counted = {curve["seed"] for curve in own} - late or late  # of a late arm or budget all seeds are late
+        whole = frozenset(curve["seed"] for curve in own if runs[arm, curve["seed"]]["status"] == "complete")
+        finished = tuple(curve for curve in own if curve["seed"] in whole & counted)
+        fallen = any(runs[arm, curve["seed"]][name] for curve in own for name in ("collapsed", "best_collapsed"))
+        notes = ["collapsed"] if fallen else []
+        if len(finished) < len(counted):
+            notes.append(f"{len(finished)} of {len(counted)} finished")
+        if late:
+            notes.append("post hoc" if late == counted else f"without {len(late)} post hoc")
+        found.append(ArmCurves(arm=arm, own=own, whole=whole, finished=finished, notes=tuple(notes)))
+    return found
+
+
 @style.drawn
 def loss_curves(
     results: Mapping[str, Any], budget: int, axis: Axis = "tokens", *, size: tuple[float, float] = (410, 290)
@@ -35,42 +72,29 @@ def loss_curves(
     in points.
     """
     figure, (ax,) = style.blank(*size)
-    runs = {(run["arm"], run["seed"], run["budget"]): run for run in results["runs"]}
     curves = [curve for curve in results["curves"] if curve["budget"] == budget]
     longest = max((point[axis] or 0 for curve in curves for point in curve["points"]), default=0)
     divisor, label = style.unit(axis, longest)
     entries: list[tuple[Line2D, str]] = []
     ends: list[tuple[float, float, str]] = []
-    for arm in (entry["name"] for entry in results["arms"]):
-        own = [curve for curve in curves if curve["arm"] == arm]
-        if not own:
-            continue
-        look = style.arm_style(results, arm)
-        late = {curve["seed"] for curve in own if runs[arm, curve["seed"], budget]["post_hoc"]}
-        counted = {curve["seed"] for curve in own} - late or late  # of a late arm or budget all seeds are late
-        finished: list[Mapping[str, Any]] = []
-        for curve in own:
-            complete = runs[arm, curve["seed"], budget]["status"] == "complete"
-            x, y = _line(style.thinned(_scored(curve)), axis, divisor)
+    for arm in arm_curves(results, budget):
+        look = style.arm_style(results, arm.arm)
+        for curve in arm.own:
+            complete = curve["seed"] in arm.whole
+            x, y = _line(style.thinned(scored(curve)), axis, divisor)
             dashes = look["linestyle"] if complete else (0, (3, 2))
             ax.plot(x, y, color=look["color"], linestyle=dashes, linewidth=0.8, alpha=0.5, label="")
-            if complete and curve["seed"] in counted:
-                finished.append(curve)
             if not complete and len(x):
                 ends.append((x[-1], y[-1], look["color"]))
-        x, y = _line(style.thinned(_mean(finished, axis)), axis, divisor)
+        x, y = _line(style.thinned(_mean(arm.finished, axis)), axis, divisor)
         every = max(1, len(x) // 6)
         ax.plot(x, y, **look, linewidth=2, markersize=4.5, markevery=every)
-        fallen = any(
-            runs[arm, curve["seed"], budget][name] for curve in own for name in ("collapsed", "best_collapsed")
-        )
-        entries.append(
-            (Line2D([], [], **look, linewidth=2, markersize=4.5), _label(arm, finished, counted, late, fallen))
-        )
+        name = f"{shortened(arm.arm, 26)} ({', '.join(arm.notes)})" if arm.notes else arm.arm
+        entries.append((Line2D([], [], **look, linewidth=2, markersize=4.5), name))
     if results["curve_floor"]:
         floor = ax.axhline(results["curve_floor"]["loss"], color=style.INK, linewidth=1, linestyle=(0, (1, 2)))
         entries.append((floor, "the grammar itself"))
-    low, high = _limits(results, curves, runs)
+    low, high = frame(results, budget)
     margin = 0.05 * (high - low)
     legend_frac = min(0.5, (8 + 15 * len(entries)) / (size[1] - TOP - BOTTOM))  # a line of the legend is 15 points high
     top = low + (high - low) / (1 - legend_frac)
@@ -85,7 +109,8 @@ def loss_curves(
     return figure
 
 
-def _scored(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def scored(curve: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The evaluations of a curve that gave a loss."""
     return [point for point in curve["points"] if is_number(point["loss"])]
 
 
@@ -98,7 +123,7 @@ def _mean(curves: Sequence[Mapping[str, Any]], axis: Axis) -> list[dict[str, flo
     """Means of loss and of the axis at the steps that every one of these runs was evaluated at."""
     steps: dict[int, list[Mapping[str, Any]]] = {}
     for curve in curves:
-        for point in _scored(curve):
+        for point in scored(curve):
             steps.setdefault(point["step"], []).append(point)
     common = [steps[step] for step in sorted(steps) if len(steps[step]) == len(curves)]
     return [
@@ -108,24 +133,12 @@ def _mean(curves: Sequence[Mapping[str, Any]], axis: Axis) -> list[dict[str, flo
     ]
 
 
-def _label(arm: str, finished: Sequence[Any], counted: Set[int], late: Set[int], collapsed: bool) -> str:
-    """The arm, and what a reader of its line must know."""
-    notes = ["collapsed"] if collapsed else []
-    if len(finished) < len(counted):
-        notes.append(f"{len(finished)} of {len(counted)} finished")
-    if late:
-        notes.append("post hoc" if late == counted else f"without {len(late)} post hoc")
-    return f"{shortened(arm, 26)} ({', '.join(notes)})" if notes else arm
-
-
-def _limits(
-    results: Mapping[str, Any], curves: Sequence[Mapping[str, Any]], runs: Mapping[tuple[str, int, int], Any]
-) -> tuple[float, float]:
-    """Lowest and highest loss to be framed, over the finished runs among these."""
+def frame(results: Mapping[str, Any], budget: int) -> tuple[float, float]:
+    """Lowest and highest loss to be framed, over the finished runs of this budget after the steep start."""
     framed = []
-    for curve in curves:
-        points = _scored(curve)
-        if points and runs[curve["arm"], curve["seed"], curve["budget"]]["status"] == "complete":
+    whole = [curve for arm in arm_curves(results, budget) for curve in arm.own if curve["seed"] in arm.whole]
+    for curve in whole:
+        if points := scored(curve):
             framed += [p["loss"] for p in points if p["tokens"] >= STEEP_FRAC * points[-1]["tokens"]]
     if results["curve_floor"]:
         framed.append(results["curve_floor"]["loss"])

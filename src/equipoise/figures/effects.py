@@ -17,7 +17,11 @@ from equipoise.text import is_number, loss, shortened
 LOWEST, HIGHEST = -0.38, 0.2
 """How far the vertical lines of a row reach below and above its middle; a row is 1 high, its label stands above."""
 
-_FORMS = {"slope": "slope of the lead of {1} over {2}", "log_ratio": "ln(tokens of {1} ÷ {2})"}
+_FORMS = {
+    "lead_difference": "{1} over {2} \u2212 {3} over {4}",
+    "slope": "slope of the lead of {1} over {2}",
+    "log_ratio": "ln(tokens of {1} ÷ {2})",
+}
 """How a contrast that is no plain difference is called."""
 
 
@@ -27,15 +31,17 @@ def contrast_label(row: Mapping[str, Any], *more: str) -> str:
     >>> contrast_label({"left": "moe", "right": "dense", "collapsed": ["moe"], "dropped": [1]}, "40M tokens")
     'moe (collapsed) − dense, 40M tokens, without seed 1'
     """
+    step = row.get("than") or {}
+    names = [row["left"], row["right"], step.get("left"), step.get("right")]
+    letters, mark = (10, "") if step else (26, " (collapsed)")  # four names share a line
     sides = [
-        f"{shortened(row[side], 26)} (collapsed)" if row[side] in row["collapsed"] else shortened(row[side], 26)
-        for side in ("left", "right")
-        if row[side] is not None
+        f"{shortened(name, letters)}{mark if name in row['collapsed'] else ''}" for name in names if name is not None
     ]
+    fallen = ["collapsed"] if step and row["collapsed"] else []
     dropped = [str(seed) for seed in row["dropped"]]
     without = [f"without seed{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}"] if dropped else []
     what = _FORMS.get(row.get("statistic", "difference"), "{}").format(" \u2212 ".join(sides), *sides)
-    return ", ".join((what, *more, *without))
+    return ", ".join((what, *fallen, *more, *without))
 
 
 @style.drawn
@@ -45,16 +51,19 @@ def effects(
     *,
     labels: Sequence[str] | None = None,
     margins: Mapping[str, float] | None = None,
+    axis: str = "",
     width: float = 360,
 ) -> Figure:
     """One row a contrast, left − right in the metric's unit: entries of `results["gaps"]` or of a claim's `contrasts`.
 
     Small open circles are seeds, the filled mark is the mean in the colour of the left arm, the bar the interval
     (absent for one seed). Zero is a line; `margins` (text → value) are dotted lines. `labels` stand above the rows,
-    in place of "left − right". `width` is in points; the height follows the rows. No line runs through a label.
+    in place of "left − right", and `axis` below the axis. `width` is in points; the height follows the rows. No line
+    runs through a label.
     """
     names = labels or [contrast_label(row) for row in contrasts]
-    figure, (ax,) = style.blank(width, 38 + 42 * max(1, len(contrasts)))
+    below = 42 if axis else 24
+    figure, (ax,) = style.blank(width, 14 + below + 42 * max(1, len(contrasts)))
     extent = [0.0, *(margins or {}).values()]
     for place, (row, label) in enumerate(zip(contrasts, names, strict=True)):
         y = float(-place)
@@ -87,5 +96,6 @@ def effects(
     ax.tick_params(axis="y", left=False, labelleft=False)
     ax.xaxis.set_major_formatter(lambda value, _: loss(value).rstrip("0").rstrip(".") if value else "0")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    style.place(figure, left=10, right=10, top=16 if margins else 4, bottom=24)
+    style.axis_labels(ax, axis, "")
+    style.place(figure, left=20, right=20, top=16 if margins else 4, bottom=below)
     return figure

@@ -20,16 +20,17 @@ COLUMNS: Final = 4
 
 
 @style.drawn
-def expert_usage(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
+def expert_usage(routing: Mapping[str, Any], *, width: float = 840, columns: int = COLUMNS) -> Figure:
     """Share of the assignments each expert gets, layer by layer, over training: one entry of `results["routing"]`.
 
     The frame ends at the ceiling 1/K, which an expert chosen by every token reaches; the dashed line is an even share,
-    1/E. Up to eight experts have a colour each; of more, the busiest and the idlest at the end are coloured.
+    1/E. Up to eight experts have a colour each; of more, the busiest and the idlest at the end are coloured. `width` is
+    in points; `columns` layers at most stand side by side, the height follows.
     """
     points = style.thinned(routing["points"], 100)
     num_layers = max((len(point["layers"]) for point in points), default=1)
     num_experts, ceiling = routing["num_experts"], 1 / routing["top_k"]
-    columns = min(COLUMNS, num_layers)
+    columns = min(columns, num_layers)
     rows = math.ceil(num_layers / columns)
     figure, axes = style.blank(width, 66 + 132 * rows, rows, columns)
     divisor, unit = style.unit("tokens", max((point["tokens"] for point in points), default=0))
@@ -56,10 +57,8 @@ def expert_usage(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
             handles[name] = Line2D([], [], color=colour, linewidth=1.8)
         handles["other experts"] = Line2D([], [], color=style.MUTED, linewidth=0.7, alpha=0.6)
     handles[f"even share, 1/{num_experts}"] = Line2D([], [], color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)))
-    style.legend(
-        figure, ((line, name) for name, line in handles.items()), loc="lower left", ncols=9, bbox_to_anchor=(0.05, 0.0)
-    )
-    style.place(figure, left=50, right=12, top=22, bottom=62, wspace=36, hspace=36)
+    more = style.legend_below(figure, [(line, name) for name, line in handles.items()])
+    style.place(figure, left=50, right=12, top=22, bottom=62 + more, wspace=36, hspace=36)
     return figure
 
 
@@ -97,14 +96,8 @@ def router_health(routing: Mapping[str, Any], *, width: float = 840) -> Figure:
         style.title(ax, label)
         style.axis_labels(ax, unit, "")
     axes[0].set_ylim(0, 1.02)
-    style.legend(
-        figure,
-        ((line, name) for name, line in handles.items()),
-        loc="lower left",
-        ncols=12,
-        bbox_to_anchor=(0.05, 0.0),
-    )
-    style.place(figure, left=50, right=12, top=22, bottom=62, wspace=40)
+    more = style.legend_below(figure, [(line, name) for name, line in handles.items()])
+    style.place(figure, left=50, right=12, top=22, bottom=62 + more, wspace=40)
     return figure
 
 

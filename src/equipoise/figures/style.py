@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, ParamSpec
+from typing import Any, Final, Literal, ParamSpec, get_args
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ from equipoise.text import shortened
 P = ParamSpec("P")
 Axis = Literal["tokens", "flops", "seconds"]
 """What the horizontal axis of a curve counts."""
+AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 
 # Okabe & Ito, "Color Universal Design" (2008), without its yellow and black, which vanish on a white or a dark page;
 # the last two are of Tol's "muted" scheme and of our own. The dark values keep the hue and, like the experts' colours,
@@ -65,7 +67,7 @@ RULE: Final = "#d9dde3"
 LOST: Final = "#a4262c"
 
 _RC: Final[dict[str, Any]] = {
-    "font.family": ["DejaVu Sans"],
+    "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 10,
     "text.usetex": False,
     "text.parse_math": False,
@@ -75,6 +77,10 @@ _RC: Final[dict[str, Any]] = {
     "axes.formatter.use_locale": False,
     "axes.unicode_minus": True,
 }
+
+
+LEGEND_ENTRY, LEGEND_LETTER, LEGEND_LINE = 46.0, 5.6, 15.0
+"""Points of a legend entry without its letters, of a letter, and of a line: measured at 10 points of DejaVu Sans."""
 
 
 def theme(*, dark: bool) -> dict[str, str]:
@@ -100,12 +106,18 @@ def arm_style(results: Mapping[str, Any], arm: str) -> dict[str, Any]:
     }
 
 
+def settings() -> dict[Any, Any]:
+    """Matplotlib's own defaults and ours: what a user's matplotlibrc says may not change a report."""
+    kept = re.compile(r"backend|interactive|toolbar|datapath|savefig\.directory|webagg|tk\.|date\.")
+    return {key: value for key, value in mpl.rcParamsDefault.items() if not kept.match(key)} | _RC
+
+
 def drawn(make: Callable[P, Figure]) -> Callable[P, Figure]:
     """Decorator of a figure function: it draws under our settings, not a matplotlibrc's, and leaves none behind."""
 
     @functools.wraps(make)
     def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with mpl.rc_context(_rc()):
+        with mpl.rc_context(settings()):
             return make(*args, **kwargs)
 
     return inside
@@ -173,9 +185,27 @@ def legend(owner: Axes | Figure, entries: Iterable[tuple[Line2D, str]], **option
         ["" for _ in pairs],
         **{"frameon": False, "fontsize": 10, "labelcolor": INK, "handlelength": 2.0, "borderaxespad": 0.2, **options},
     )
+    root = owner.get_figure(root=True)
+    width = root.get_size_inches()[0] * 72 if root else math.inf
+    limit = int(min(64, (width - 2 * LEGEND_ENTRY) / LEGEND_LETTER))  # no entry is wider than the figure
     for text, (_, label) in zip(made.get_texts(), pairs, strict=True):
         text.set_parse_math(False)
-        text.set_text(shortened(label, 64))  # about as wide as the narrowest figure
+        text.set_text(shortened(label, limit))
+
+
+def legend_below(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> float:
+    """A legend in the lower left corner of a figure; returns the points its rows beyond the first take.
+
+    In one row where that fits, else in columns; the figure grows by what is returned, so that its panels do not shrink.
+    """
+    width, height = figure.get_size_inches() * 72
+    lengths = [LEGEND_ENTRY + LEGEND_LETTER * len(shortened(label, 64)) for _, label in entries]
+    room = 0.95 * width
+    columns = len(entries) if sum(lengths) <= room else max(1, int(room / max(lengths)))
+    more = LEGEND_LINE * (math.ceil(len(entries) / columns) - 1) if entries else 0.0
+    figure.set_size_inches(width / 72, (height + more) / 72)
+    legend(figure, entries, loc="lower left", ncols=max(1, columns), bbox_to_anchor=(0.05, 0.0))
+    return more
 
 
 def unit(axis: Axis, longest: float) -> tuple[float, str]:
@@ -195,17 +225,25 @@ def thinned(points: Sequence[Any], limit: int = 200) -> list[Any]:
     return [points[(2 * index * last + limit - 1) // (2 * (limit - 1))] for index in range(limit)]
 
 
-def svg(figure: Figure, name: str) -> str:
-    """The figure as SVG text: text as text, no date, and the same bytes for the same figure and `name`."""
-    target = io.StringIO()
-    with mpl.rc_context({**_rc(), "svg.hashsalt": f"equipoise/{name}"}), warnings.catch_warnings():
-        # A name may hold letters the measuring font lacks; the browser has them.
+def saved(figure: Figure, extension: Literal["svg", "pdf"], name: str = "figure", *, ground: str = "white") -> bytes:
+    """The figure as the content of an SVG or PDF file: no date, and the same bytes for the same figure and `name`.
+
+    Text stays text: as it is in an SVG, as embedded TrueType in a PDF, because many journals refuse Type 3 fonts.
+    `name` makes the ids inside an SVG its own; `ground` is the colour behind everything, "none" for no such.
+    """
+    target = io.BytesIO()
+    dates: dict[str, dict[str, None]] = {
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    own = {**settings(), "svg.hashsalt": f"equipoise/{name}", "pdf.fonttype": 42}
+    with mpl.rc_context(own), warnings.catch_warnings():
+        # A name may hold letters the measuring font lacks; whoever shows an SVG may have them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        figure.savefig(target, format=extension, metadata=dates[extension], facecolor=ground)
     return target.getvalue()
 
 
-def _rc() -> dict[Any, Any]:
-    """Matplotlib's own defaults and ours: what a user's matplotlibrc says may not change a report."""
-    kept = re.compile(r"backend|interactive|toolbar|datapath|savefig\.directory|webagg|tk\.|date\.")
-    return {key: value for key, value in mpl.rcParamsDefault.items() if not kept.match(key)} | _RC
+def svg(figure: Figure, name: str) -> str:
+    """The figure as SVG text without a ground, for a page."""
+    return saved(figure, "svg", name, ground="none").decode()

@@ -184,9 +184,7 @@ def build(
     stream scaled by 1/sqrt(2·num_layers) (GPT-2), gains 1, router biases 0. Raises ValueError while a width or the
     vocabulary is open.
     """
-    with torch.device("meta"):  # no memory and, above all, no draw from torch's global generator
-        model = Transformer(config, kernels, seed)
-    model.to_empty(device="cpu")
+    model = Transformer(config, kernels, seed)  # its layers are made empty: no draw from torch's global generator
     with torch.no_grad():
         for buffer in model.buffers():
             buffer.zero_()

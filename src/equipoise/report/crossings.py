@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise import text
-from equipoise.report.values import METRICS, Cell, Table, added, arm_index, metric_name
+from equipoise.report.values import Cell, Table, added, arm_index, metric_name
 from equipoise.text import MISSING
 
 
@@ -28,7 +28,7 @@ def crossovers_table(results: Mapping[str, Any], metric: str | None = None) -> T
                     arm=arm_index(results, row["left"]),
                     marks=added(row),
                 ),
-                *([] if metric else [Cell(text=METRICS.get(row["metric"], row["metric"]))]),
+                *([] if metric else [Cell(text=metric_name(results, row["metric"]))]),
                 Cell(text=f"{text.short(row['budgets'][0])} to {text.short(row['budgets'][-1])}", number=True),
                 Cell(text=f"{within} of {row['n']}", number=True),
                 Cell(text=_crossing(row, "median"), number=True),

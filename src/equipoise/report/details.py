@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from equipoise import text
 from equipoise.report.tables import arm_headings
-from equipoise.report.values import METRICS, Cell, Table, added, arm_index
+from equipoise.report.values import METRICS, Cell, Table, added, arm_index, metric_name
 
 _COMPONENTS: Final = ("embedding", "head", "attention", "norms", "ffn", "router", "experts")
 
@@ -55,8 +55,8 @@ def runs_table(results: Mapping[str, Any]) -> Table:
                 Cell(text=text.size(run["peak_memory_bytes"]), number=True),
             )
         )
-    labels = ("arm", "budget", "seed", "status", *METRICS.values(), "best step", "spikes", "tokens", "training FLOPs")
-    labels += ("training time", "tokens/s", "peak memory")
+    labels = ("arm", "budget", "seed", "status", *(metric_name(results, metric) for metric in METRICS), "best step")
+    labels += ("spikes", "tokens", "training FLOPs", "training time", "tokens/s", "peak memory")
     header = tuple(Cell(text=label, number=label not in ("arm", "status")) for label in labels)
     notes = (
         "Times are each run's own, on a machine that may have done other work: no ground for a claim about speed.",

@@ -23,9 +23,10 @@ QUANTITIES: Final = {
 }
 
 
-def tables(results: Mapping[str, Any], metric: str) -> list[Table]:
-    """All tables of this file that the study has something for, in one metric."""
-    matrix = contracts_table(results, metric) if results["contracts"]["rows"] else None
+def tables(results: Mapping[str, Any], metric: str, *, narrow: bool = False) -> list[Table]:
+    """All tables of this file that the study has something for, in one metric; `narrow`: for a terminal."""
+    contracts = contracts_list if narrow else contracts_table
+    matrix = contracts(results, metric) if results["contracts"]["rows"] else None
     found = (matrix, budgets_table(results), choices_table(results), sweep_table(results, metric))
     return [table for table in found if table is not None]
 
@@ -71,8 +72,51 @@ def contracts_table(results: Mapping[str, Any], metric: str) -> Table:
     )
 
 
+def contracts_list(results: Mapping[str, Any], metric: str) -> Table:
+    """The same in columns narrow enough for a terminal: a row per pair, budget and contract; the rest in sentences."""
+    wide = contracts_table(results, metric)
+    times = results["contracts"]["step_time"]
+    busy = times is not None and times["idle"] is False
+    agreements, flips = [], []
+    rows: list[tuple[Cell, ...]] = []
+    for row in (row for row in results["contracts"]["rows"] if row["metric"] == metric):
+        pair, budget = f"{row['left']} \u2212 {row['right']}", text.short(row["budget"])
+        head = Cell(text=pair, head=True, arm=arm_index(results, row["right"]), marks=added(row))
+        agreements.append((_agreement(row["agreement"]), pair))
+        flips += [(_flips(row["flips"]), f"{pair} at {budget}")] if row["flips"] else []
+        for name, said in CONTRACTS.items():
+            cell = row[name]
+            measured = text.is_number(cell["mean"])
+            rows.append(
+                (
+                    head,
+                    Cell(text=budget, number=True),
+                    Cell(text=said.removeprefix("equal ")),
+                    Cell(text=text.gap(cell["mean"]) if measured else "", number=True),
+                    Cell(text=interval(cell) if measured else "not measured", number=True),
+                    Cell(text=f"{cell['n']} of {cell['expected_n']}" if measured else "", number=True),
+                    Cell(text=", ".join(_marks(row, name, busy))),
+                )
+            )
+    labels: tuple[str, ...] = ("contrast", "budget", "equal", "mean", "95 % interval", "seeds", "marks")
+    numbers = ("budget", "mean", "95 % interval", "seeds")
+    if not any(row[-1].text for row in rows):
+        labels, rows = labels[:-1], [row[:-1] for row in rows]
+    agreed = (
+        f"Arms agree on {fact}" for fact in _gathered([(what, where) for what, where in dict.fromkeys(agreements)])
+    )
+    return Table(
+        title=wide.title,
+        header=tuple(Cell(text=label, number=label in numbers) for label in labels),
+        rows=tuple(rows),
+        facts=(*agreed, *(f"The winner flips: {fact}" for fact in _gathered(flips)), *wide.facts),
+        notes=wide.notes,
+        grouped=True,
+    )
+
+
 def budgets_table(results: Mapping[str, Any]) -> Table | None:
-    """Tokens of the arms that have budgets of their own; None where no arm has."""
+    """Tokens and epochs of the arms that have budgets of their own; None where no arm has."""
     rows = [
         (
             Cell(text=arm["name"], head=True, arm=index),
@@ -80,6 +124,7 @@ def budgets_table(results: Mapping[str, Any]) -> Table | None:
             Cell(text=text.count(own["budget"]), number=True),
             Cell(text=text.count(own["tokens"]), number=True),
             Cell(text=text.count(own["steps"]), number=True),
+            Cell(text=text.number(own["epochs"], 2), number=True),
             Cell(text=text.percent(own["residual"]), number=True),
         )
         for index, arm in enumerate(results["arms"])
@@ -87,7 +132,7 @@ def budgets_table(results: Mapping[str, Any]) -> Table | None:
     ]
     if not rows:
         return None
-    labels = ("arm", "agrees on", "study budget", "own tokens", "steps", "residual")
+    labels = ("arm", "agrees on", "study budget", "own tokens", "steps", "epochs", "residual")
     return Table(
         title="Arms with budgets of their own",
         header=tuple(Cell(text=label, number=label not in ("arm", "agrees on")) for label in labels),
@@ -155,7 +200,11 @@ def sweep_table(results: Mapping[str, Any], metric: str) -> Table | None:
                     Cell(text=pair, head=True, arm=arm_index(results, row["right"]), marks=added(row)),
                     Cell(text=budget, number=True),
                     Cell(text=said, prose=True),
-                    Cell(text=_gap(cell), number=True, marks=("interpolated",) if cell["interpolated"] else ()),
+                    Cell(
+                        text=_gap(cell).replace("\n", " "),
+                        number=True,
+                        marks=("interpolated",) if cell["interpolated"] else (),
+                    ),
                 )
             )
         facts.append((_reason(row["charged"]), f"{pair} at {budget}, sweep charged"))
@@ -178,7 +227,7 @@ def _gap(cell: Mapping[str, Any]) -> str:
     if not text.is_number(cell["mean"]):
         return "not measured"
     bounds = interval(cell)
-    return f"{text.gap(cell['mean'])} [{bounds}], n = {cell['n']} of {cell['expected_n']}"
+    return f"{text.gap(cell['mean'])}\n[{bounds}],\nn = {cell['n']} of {cell['expected_n']}"
 
 
 def _marks(row: Mapping[str, Any], contract: str, busy: bool) -> tuple[str, ...]:

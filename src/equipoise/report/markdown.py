@@ -42,7 +42,7 @@ def render_markdown(results: Mapping[str, Any]) -> str:
         "## Provenance",
         *(f"- {escaped(name)}: {escaped(value)}" for name, value in statements.provenance(results)),
     ]
-    parts += [f"- to repeat it: {code(command)}" for command in results["provenance"]["commands"]]
+    parts += [f"- to repeat it: {code(command)}" for command in statements.commands(results)]
     environments = statements.environments_table(results)
     parts += [_table(environments)] if environments.rows else []
     joined = "\n\n".join(parts) + "\n"

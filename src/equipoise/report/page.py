@@ -1,17 +1,15 @@
-"""`report.html`: results in, one page out that needs no network, no script and no second file.
+"""`report.html`: results in, one page out that needs no network and no second file, and can be read without its script.
 
-Everything that varies is escaped by Jinja's autoescape after `visible` has made unseen characters seen. The policy in
-the page's head forbids everything but the one hashed style sheet, so even an escaping fault could not run or load
-anything. Not for: the content of tables and sentences (`tables`, `verdicts`, `statements`).
+Everything that varies is escaped by Jinja's autoescape after `visible` has made unseen characters seen, or stands in a
+JSON block. The policy in the page's head forbids everything but the hashed style sheet and scripts, so even an escaping
+fault could not run or load anything. Not for: the content of tables and sentences (`tables`, `verdicts`, `statements`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
@@ -19,13 +17,32 @@ from markupsafe import Markup
 
 from equipoise import figures, text
 from equipoise.figures import style
-from equipoise.report import crossings, details, fairness, statements, tables, values, verdicts
+from equipoise.report import (
+    crossings,
+    curves,
+    details,
+    embed,
+    explorer,
+    fairness,
+    statements,
+    tables,
+    values,
+    verdicts,
+)
 from equipoise.report.svg import inline
 
-_AXES: Final[tuple[tuple[figures.Axis, str], ...]] = (
-    ("tokens", "against tokens"),
-    ("flops", "against training FLOPs"),
-    ("seconds", "against training time"),
+SCRIPTS: Final = ("curves.js", "explorer.js")
+"""The page's own scripts, in `templates/`: each has its hash in the policy, and writes text, never markup."""
+
+_USAGE: Final = "Share of the assignments each expert gets. The frame ends at the ceiling, 1/K."
+_HEALTH: Final = (
+    "State of the router. Entropy is divided by ln E; log Z is the mean logsumexp of the router's outputs. Later "
+    "layers are drawn stronger."
+)
+_SETTLING: Final = (
+    "How even and how settled the routing is. Usage entropy is divided by ln E: 1 is even use. Saturation, over the "
+    "same validation tokens each time: the share of the choices of the trained model that were made already. Later "
+    "layers are drawn stronger."
 )
 
 
@@ -35,6 +52,8 @@ class Pane:
 
     label: str
     figures: tuple[Markup, ...] = ()
+    captions: tuple[str, ...] = ()
+    """One a figure, where these differ."""
     table: values.Table | None = None
     prompts: tuple[tuple[str, tuple[tuple[str, int, tuple[str, ...], str | None], ...]], ...] = ()
     """Per prompt: arm, its place, the marks of this run, and its text (None: this run has none)."""
@@ -43,8 +62,7 @@ class Pane:
 def render_html(results: Mapping[str, Any]) -> str:
     """The report of a study as one HTML page (text, to be stored as UTF-8)."""
     results = values.normalised(results)
-    sheet = stylesheet()
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    sheet, scripts = stylesheet(), [embed.template(name) for name in SCRIPTS]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("equipoise.report", "templates"),
         autoescape=True,
@@ -55,25 +73,35 @@ def render_html(results: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.globals["num_colours"] = len(style.ARMS)
+    environment.globals["num_expert_colours"] = len(style.EXPERTS)
+    environment.globals["table_number"] = _numbered("Table")
+    environment.globals["figure_number"] = _numbered("Figure")
+    metric = values.main_metric(results)
     return environment.get_template("report.html").render(
         results=results,
         sheet=Markup(sheet),
-        sheet_digest=digest,
+        sheet_digest=Markup(embed.digest(sheet)),
+        scripts=[(Markup(script), Markup(embed.digest(script))) for script in scripts],
         signs=verdicts.SIGNS,
         cards=[(card, _effect_figure(results, card, index)) for index, card in enumerate(verdicts.cards(results))],
         arms=tables.arms_table(results),
         components=details.components_table(results),
         outcome=tables.results_table(results),
-        gaps=tables.gaps_table(results) if results["gaps"] else None,
-        gaps_figure=_gaps_figure(results),
-        crossovers=crossings.crossovers_table(results) if results["crossovers"] else None,
-        contracts=fairness.tables(results, values.main_metric(results)),
+        gaps=tables.gaps_table(results, metric) if results["gaps"] else None,
+        all_gaps=tables.gaps_table(results) if results["gaps"] else None,
+        gaps_figures=_gaps_figures(results, metric),
+        crossovers=crossings.crossovers_table(results, metric) if results["crossovers"] else None,
+        contracts=fairness.tables(results, metric),
         runs=details.runs_table(results),
-        curves=_curve_panes(results),
+        plots=_plots(results),
+        curve_axes=curves.AXES,
+        curve_data=_curve_data(results),
         routing=_routing_panes(results),
+        explorer=explorer.view(results, lambda *run: _run_marks(results, *run)),
         samples=_sample_panes(results),
         scope=statements.scope(results),
         provenance=statements.provenance(results),
+        commands=statements.commands(results),
         splits=statements.splits_table(results),
         environments=statements.environments_table(results),
         study=statements.study_text(results),
@@ -85,9 +113,15 @@ def stylesheet() -> str:
     light, dark = (
         "".join(f"--{name}:{value};" for name, value in style.theme(dark=dark).items()) for dark in (False, True)
     )
-    rules = files("equipoise.report").joinpath("templates/report.css").read_text(encoding="utf-8")
+    rules = embed.template("report.css") + explorer.stylesheet()
     chips = "".join(f".arm-{index}{{--arm:var(--arm-{index})}}" for index in range(len(style.ARMS)))
     return f"\n:root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{chips}\n{rules}"
+
+
+def _numbered(what: str) -> Callable[[], str]:
+    """Tables and figures are numbered in the order in which the page has them."""
+    numbers = itertools.count(1)
+    return lambda: f"{what} {next(numbers)}."
 
 
 def _finalize(value: Any) -> Any:
@@ -106,35 +140,43 @@ def _effect_figure(results: Mapping[str, Any], card: verdicts.Card, index: int) 
     )
 
 
-def _gaps_figure(results: Mapping[str, Any]) -> Markup | None:
-    """The gaps of the study's own metric, one below the other."""
-    metric = values.main_metric(results)
+def _gaps_figures(results: Mapping[str, Any], metric: str) -> list[Markup]:
+    """The gaps of the study's own metric: against the budget where there are several, else one below the other."""
+    said = f"Paired gaps in {values.metric_name(results, metric)}, with 95 % intervals"
+    pairs = figures.gaps_of(results, metric)
+    if len({row["budget"] for rows in pairs.values() for row in rows}) > 1:
+        return [
+            inline(
+                figures.gap_over_budgets(results, left, right, metric),
+                f"gap{index}",
+                f"{said}, at each budget: {left} \u2212 {right}",
+            )
+            for index, (left, right) in enumerate(pairs)
+        ]
     rows = [row for row in results["gaps"] if row["metric"] == metric and text.is_number(row["mean"])]
-    if not rows:
-        return None
     labels = [figures.contrast_label(row, f"{text.short(row['budget'])} tokens", *values.added(row)) for row in rows]
-    figure = figures.effects(results, rows, labels=labels, width=500)
-    return inline(figure, "gaps", f"Paired gaps in {values.metric_name(results, metric)}, with 95 % intervals")
+    return [inline(figures.effects(results, rows, labels=labels, width=380), "gaps", said)] if rows else []
 
 
-def _curve_panes(results: Mapping[str, Any]) -> list[Pane]:
+def _plots(results: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Per budget with a curve its title and the still figure, which the page's script replaces."""
     budgets = [budget for budget in results["budgets"] if any(curve["budget"] == budget for curve in results["curves"])]
-    size = (410.0, 290.0) if len(budgets) > 1 else (700.0, 380.0)
     return [
-        Pane(
-            label=label,
-            figures=tuple(
-                inline(
-                    figures.loss_curves(results, budget, axis, size=size),
-                    f"curve-{axis}-{budget}",
-                    f"Loss of every run of {text.short(budget)} tokens {label}",
-                )
-                for budget in budgets
+        (
+            f"{text.short(budget)} tokens a run",
+            inline(
+                figures.loss_curves(results, budget, size=(460, 300)),
+                f"curve-{budget}",
+                f"Loss of every run of {text.short(budget)} tokens against tokens",
             ),
         )
-        for axis, label in _AXES
-        if budgets
+        for budget in budgets
     ]
+
+
+def _curve_data(results: Mapping[str, Any]) -> Markup | None:
+    data = curves.curve_data(results)
+    return embed.data_block(data, "curve-data") if data is not None else None
 
 
 def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, list[Pane]]]:
@@ -148,23 +190,22 @@ def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, li
         panes = []
         for row in own:
             name = f"routing-{values.arm_index(results, arm['name'])}-{row['budget']}-{row['seed']}"
-            drawn: tuple[Markup, ...] = ()
+            drawn: list[tuple[Markup, str]] = []
             if row["points"]:
                 who = f"{arm['name']}, {text.short(row['budget'])} tokens, seed {row['seed']}"
-                drawn = (
-                    inline(
-                        figures.expert_usage(row),
-                        f"{name}-usage",
-                        f"Share of each expert over training, layer by layer: {who}",
-                    ),
-                )
+                title = f"Share of each expert over training, layer by layer: {who}"
+                drawn.append((inline(figures.expert_usage(row), f"{name}-usage", title), _USAGE))
                 if figures.has_router_health(row):
                     title = f"Router entropy and log Z over training: {who}"
-                    drawn += (inline(figures.router_health(row), f"{name}-health", title),)
+                    drawn.append((inline(figures.router_health(row), f"{name}-health", title), _HEALTH))
+                if figures.has_saturation(row):
+                    title = f"Usage entropy and saturation over training: {who}"
+                    drawn.append((inline(figures.settling(row), f"{name}-settling", title), _SETTLING))
             marks = _run_marks(results, arm["name"], row["budget"], row["seed"])
             label = " · ".join((text.short(row["budget"]), f"seed {row['seed']}", *marks))
             final = details.routing_table(results, [row], one_run=True) if row["final"] else None
-            panes.append(Pane(label=label, figures=drawn, table=final))
+            made, captions = (tuple(column) for column in zip(*drawn, strict=True)) if drawn else ((), ())
+            panes.append(Pane(label=label, figures=made, captions=captions, table=final))
         if panes:
             found.append((arm["name"], values.arm_index(results, arm["name"]), panes))
     return found

@@ -6,11 +6,18 @@ Not for: results; a sentence here would be the same whatever came out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from equipoise import text
-from equipoise.report.values import METRICS, Cell, Table, main_metric
+from equipoise.report.values import Cell, Table, main_metric, metric_name
+
+NOTHING: Final = "–"
+"""What stands where there is nothing to be said."""
+
+PACKAGES: Final = ("torch", "numpy", "tokenizers")
+"""What numbers depend on beside Equipoise itself."""
 
 
 def scope(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -36,8 +43,17 @@ def provenance(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     ]
     if said := mixed(results):
         facts.append(("mixed environments", said))
-    rest = {key: value for key, value in results["data"].items() if key not in ("digest", "splits")}
-    return (*facts, *((f"data: {name}", value) for name, value in _flat(rest)))
+    rest = {key: value for key, value in results["data"].items() if key not in ("schema_version", "digest", "splits")}
+    return (*facts, *((f"data: {name}", value) for name, value in _flat(rest) if value != NOTHING))
+
+
+def commands(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to type to repeat the study: the versions its runs had, where all had the same ones, and its command."""
+    environments = results["provenance"]["environments"]
+    versions = [str(environments[0].get(name, "")).partition("+")[0] for name in PACKAGES] if environments else []
+    known = len(environments) == 1 and all(re.fullmatch(r"[0-9][\w.]*", version) for version in versions)
+    pins = [f"{name}=={version}" for name, version in zip(PACKAGES, versions, strict=True)] if known else []
+    return (*([f"pip install {' '.join(pins)}"] if known else []), *results["provenance"]["commands"])
 
 
 def mixed(results: Mapping[str, Any]) -> str:
@@ -133,7 +149,7 @@ def _seeds(results: Mapping[str, Any]) -> str:
         return f"{opening} A gap smaller than its noise floor cannot be told from chance.{later}"
     low, high = text.loss(min(floors)), text.loss(max(floors))
     reach = low if low == high else f"between {low} and {high}, contrast by contrast"
-    return f"{opening} The smallest mean gap in {METRICS.get(metric, metric)} they could support is {reach}.{later}"
+    return f"{opening} The smallest mean gap in {metric_name(results, metric)} they could support is {reach}.{later}"
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -154,9 +170,9 @@ def _value(item: Any) -> str:
     if isinstance(item, bool):
         return "yes" if item else "no"
     if item is None:
-        return "–"
+        return NOTHING
     if isinstance(item, int):
         return text.count(item)
     if isinstance(item, list):
-        return ", ".join(_value(part) for part in item) or "–"
+        return ", ".join(_value(part) for part in item) or NOTHING
     return str(item)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from equipoise import text
+from equipoise.report import published
 from equipoise.report.values import METRICS, Cell, Table, added, arm_index, is_post_hoc, marks, metric_name, seed_count
 from equipoise.spec.sweep import lr_text
 from equipoise.text import MISSING
@@ -98,6 +99,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     entries: dict[tuple[int, str, bool], dict[str, Mapping[str, Any]]] = {}
     for row in results["table"]:
         entries.setdefault((row["budget"], row["arm"], row["post_hoc"]), {})[row["metric"]] = row
+    beside = published.has_published(results, gaps=False)
     rows = []
     for (budget, arm, _), own in entries.items():
         one = own["val_loss"]
@@ -106,12 +108,15 @@ def results_table(results: Mapping[str, Any]) -> Table:
             Cell(text=arm, arm=arm_index(results, arm), head=True, marks=added(one)),
         ]
         cells += [Cell(text=_mean_sd(own[metric]), number=True, marks=marks(own[metric])) for metric in METRICS]
+        cells += [published.arm_cell(results, arm, budget)] if beside else []
         cells.append(Cell(text=f"{one['n']} of {one['expected_n']}", number=True))
         rows.append((*cells, Cell(text=_run_notes(results, arm, budget, one["seeds"]), prose=True)))
-    rows += _floor_rows(results)
-    labels = ("budget", "arm", *METRICS.values(), "seeds", "notes")
+    rows += _floor_rows(results, beside)
+    labels = ("budget", "arm", *(metric_name(results, metric) for metric in METRICS))
+    labels += (*[published.HEADING] * beside, "seeds", "notes")
     header = tuple(Cell(text=label, number=label not in ("arm", "notes")) for label in labels)
     facts = [_scored(results), _budget_note(results), *_schedule_notes(results)]
+    facts += published.sources(results) if beside else []
     if results["floor"]:
         facts.append(
             f"Known floor: what the grammar that wrote the text scores on the same {results['floor']['num_documents']} "
@@ -139,6 +144,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
 
 def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
     """Paired gaps, left − right, with interval and noise floor: of one metric, or of all (None)."""
+    beside = published.has_published(results, gaps=True)
     rows = []
     for row in results["gaps"]:
         if metric not in (None, row["metric"]):
@@ -152,23 +158,25 @@ def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
                     marks=added(row),
                 ),
                 Cell(text=text.short(row["budget"]), number=True),
-                *([] if metric else [Cell(text=METRICS.get(row["metric"], row["metric"]))]),
+                *([] if metric else [Cell(text=metric_name(results, row["metric"]))]),
                 Cell(text=_mean_sd(row, signed=True), number=True, marks=marks(row)),
                 Cell(text=interval(row), number=True, marks=marks(row)),
                 Cell(text=text.loss(row["noise_floor"]), number=True),
                 *([] if metric else [Cell(text=_sampling(row), number=True)]),
                 Cell(text=seed_count(row), prose=True),
                 Cell(text=lower_arm(row)),
+                *([published.gap_cell(results, *_place(row))] if beside else []),
             )
         )
     labels = ["contrast", "budget", "metric", "mean ± sd", "95 % interval", "noise floor", "validation sampling"]
-    labels += ["seeds", "lower"]
+    labels += ["seeds", "lower", *[published.HEADING] * beside]
     facts = []
-    if metric:  # narrow enough for a terminal: the second interval stands below
+    if metric:  # narrow enough for a terminal and a page: the second interval stands below
         labels = [label for label in labels if label not in ("metric", "validation sampling")]
         sampled = [row for row in results["gaps"] if row["metric"] == metric and row["validation_sampling"]]
         facts = [f"Validation sampling (same runs, other documents), 95 %: {_sampled(sampled)}."] if sampled else []
     facts += _own_budgets(results, [row for row in results["gaps"] if metric in (None, row["metric"])])
+    facts += published.sources(results) if beside else []
     header = tuple(Cell(text=label, number=label not in ("contrast", "metric", "seeds", "lower")) for label in labels)
     notes = (
         "Paired: the difference is taken within each seed, whose arms share data order, evaluation windows and the "
@@ -180,6 +188,10 @@ def gaps_table(results: Mapping[str, Any], metric: str | None = None) -> Table:
     of = f" in {metric_name(results, metric)}" if metric else ""
     title = f"Paired gaps{of}, left − right"
     return Table(title=title, header=header, rows=tuple(rows), facts=tuple(facts), notes=notes, grouped=True)
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, str, int, str]:
+    return row["left"], row["right"], row["budget"], row["metric"]
 
 
 def _sampled(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -249,15 +261,14 @@ def _run_notes(results: Mapping[str, Any], arm: str, budget: int, seeds: Sequenc
 
 
 def own_tokens(results: Mapping[str, Any], arm: str, budget: int) -> str:
-    """The tokens of an arm that has a budget of its own at this budget of the study; empty for others."""
+    """Tokens and epochs of an arm that has a budget of its own at this budget of the study; empty for others."""
     found = [
-        own["tokens"]
-        for one in results["arms"]
-        if one["name"] == arm
-        for own in one["own_budgets"]
-        if own["budget"] == budget
+        own for one in results["arms"] if one["name"] == arm for own in one["own_budgets"] if own["budget"] == budget
     ]
-    return f"{text.count(found[0])} tokens" if found else ""
+    if not found:
+        return ""
+    epochs = found[0]["epochs"]
+    return f"{text.count(found[0]['tokens'])} tokens" + ("" if epochs is None else f", {text.number(epochs, 2)} epochs")
 
 
 def _own_budgets(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -271,7 +282,7 @@ def _own_budgets(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
     return [f"Own budgets: {'; '.join(sorted(said))}."] if said else []
 
 
-def _floor_rows(results: Mapping[str, Any]) -> list[tuple[Cell, ...]]:
+def _floor_rows(results: Mapping[str, Any], beside: bool) -> list[tuple[Cell, ...]]:
     """The grammar's own score as a row, or why there is none; nothing for other text."""
     floor, reason = results["floor"], results["floor_reason"]
     if not floor and not reason:
@@ -285,6 +296,7 @@ def _floor_rows(results: Mapping[str, Any]) -> list[tuple[Cell, ...]]:
             Cell(text="any", number=True),
             Cell(text="known floor", head=True),
             *(Cell(text=value, number=True) for value in values),
+            *[Cell(text="–", number=True)] * beside,
             Cell(text="–", number=True),
             Cell(text="± standard error" if floor else str(reason), prose=True),
         )

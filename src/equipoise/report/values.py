@@ -12,12 +12,8 @@ from typing import Any, Final
 
 from equipoise.spec.sweep import standing_for
 
-METRICS: Final = {
-    "val_loss": "final loss",
-    "best_val_loss": "best loss",
-    "val_bpb": "bits per byte",
-}
-"""Columns of the results table, in order; the first two in nats per token."""
+METRICS: Final = ("val_loss", "best_val_loss", "val_bpb")
+"""Columns of the results table, in order; the first two in nats per token. `metric_name` says them in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +21,7 @@ class Cell:
     """One cell: formatted text, what kind it is, and marks that stand beside it."""
 
     text: str
-    """What is shown; names are as given, hence still to be escaped."""
+    """What is shown; names are as given, hence still to be escaped. A newline is where a page may break the line."""
     number: bool = False
     """Aligned to the right, with figures of equal width."""
     marks: tuple[str, ...] = ()

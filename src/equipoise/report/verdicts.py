@@ -18,6 +18,7 @@ SIGNS: Final = {"supported": "✓", "refuted": "✕", "equivalent": "≈", "inco
 
 _PAIRS: Final = {
     "difference": "{left} \u2212 {right}",
+    "lead_difference": "lead of {left} over {right} \u2212 lead of {than[left]} over {than[right]}",
     "slope": "lead of {left} over {right}, slope on ln tokens",
     "log_ratio": "ln(tokens of {left} ÷ tokens of {right})",
     "curve_gap": "{left} \u2212 {right}, mean along training",
@@ -82,6 +83,9 @@ def sentence(results: Mapping[str, Any], claim: Mapping[str, Any]) -> str:
         threshold = f"{claim['threshold']:g}".replace("-", text.MINUS)
         return f"{claim['metric']} of {left} ({layers}, {when}) lies {claim['direction']} {threshold} {at}"
     metric = metric_name(results, claim["metric"])
+    if claim["kind"] == "larger":
+        others = _joined([f"that of {step['left']} over {step['right']}" for step in claim["than"]])
+        return f"the lead of {left} over {right} in {metric} is larger than {others} {at}"
     if claim["kind"] == "trend":
         return f"the lead of {left} over {right} in {metric} {claim['direction']} {at}"
     if claim["kind"] == "faster":

@@ -9,15 +9,16 @@ from typing import Annotated, Any, Final, Literal
 
 from equipoise.config import TAG, check, config
 from equipoise.faults import did_you_mean, not_accepted
+from equipoise.spec.reach import reach
 
 Metric = Literal["val_loss", "best_val_loss", "val_bpb"]
 RoutingMetric = Literal[
     "busiest_frac", "usage_variance", "load_cv", "max_vio", "usage_entropy", "router_entropy", "log_z", "topk_share"
 ]
 ROUTING_METRICS: Final[tuple[str, ...]] = typing.get_args(RoutingMetric)
+"""Diagnostics of `routing.diagnose` that are one number a layer."""
 WEIGHED_METRICS: Final = ("router_entropy", "log_z")
 """Those of the routing metrics that only a router with weights has."""
-"""Diagnostics of `routing.diagnose` that are one number a layer."""
 
 
 @config
@@ -78,6 +79,45 @@ class EquivalentClaim:
             ("left", _all_different(self.left), "one arm or a list of different arms"),
             ("equivalence_margin", self.equivalence_margin > 0, "above 0"),
         )
+
+
+@config
+class Step:
+    """From one arm to another: `left` is where the step leads to, `right` where it begins."""
+
+    left: str
+    """The arm after the step."""
+    right: str
+    """The arm before it."""
+
+    def __post_init__(self) -> None:
+        check(self, ("right", self.right != self.left, "an arm that is not on the left"))
+
+
+@config
+class LargerClaim:
+    """The lead of `left` over `right`, metric(right) − metric(left), is larger than that of each step in `than`."""
+
+    kind: Literal["larger"] = "larger"
+    id: str
+    """Name of the claim, unique in the study."""
+    left: str
+    """The arm whose lead is said to be larger."""
+    right: str
+    """The arm it leads."""
+    than: tuple[Step, ...]
+    """The other steps; the claim holds only if the lead is larger than each of theirs."""
+    metric: Metric = "val_loss"
+    """What the leads are in, per seed."""
+    budget: int | Literal["largest"] = "largest"
+    """At which token budget."""
+    allow_collapsed: bool = False
+    """Judge even if a run's routing collapsed (the verdict is then marked)."""
+
+    def __post_init__(self) -> None:
+        steps = [(step.left, step.right) for step in self.than]
+        others = len(set(steps)) == len(steps) > 0 and (self.left, self.right) not in steps
+        check(self, ("than", others, "a list of different steps { left, right }, none of them left over right itself"))
 
 
 @config
@@ -146,7 +186,7 @@ class RoutingClaim:
         )
 
 
-AnyClaim = LowerClaim | EquivalentClaim | TrendClaim | FasterClaim | RoutingClaim
+AnyClaim = LowerClaim | EquivalentClaim | LargerClaim | TrendClaim | FasterClaim | RoutingClaim
 Claim = Annotated[AnyClaim, TAG]
 
 
@@ -162,10 +202,17 @@ def right_arm(claim: AnyClaim) -> str | None:
     return None if isinstance(claim, RoutingClaim) else claim.right
 
 
-def claim_arms(claim: AnyClaim) -> tuple[str, ...]:
-    """Every arm a claim names, left before right."""
+def claim_pairs(claim: AnyClaim) -> tuple[tuple[str, str], ...]:
+    """Every (left, right) whose difference a claim is about, its own first; none of a routing claim."""
     right = right_arm(claim)
-    return left_arms(claim) if right is None else (*left_arms(claim), right)
+    own = () if right is None else tuple((left, right) for left in left_arms(claim))
+    steps = claim.than if isinstance(claim, LargerClaim) else ()
+    return (*own, *((step.left, step.right) for step in steps))
+
+
+def claim_arms(claim: AnyClaim) -> tuple[str, ...]:
+    """Every arm a claim names, each once: left before right before those of other steps."""
+    return tuple(dict.fromkeys((*left_arms(claim), *(arm for pair in claim_pairs(claim) for arm in pair))))
 
 
 def _all_different(left: str | tuple[str, ...]) -> bool:
@@ -183,22 +230,63 @@ def claim_faults(
     faults = []
     if not claim.id.strip() or [other.id for other in claims if other].count(claim.id) > 1:
         faults.append(not_accepted(f"{where}.id", claim.id, "a name of its own"))
-    right = right_arm(claim)
-    sides = (("arm" if right is None else "left", left_arms(claim)), ("right", (right,) if right is not None else ()))
-    for side, names in sides:
-        for arm in names:
-            if arm not in arms:
-                faults.append(
-                    not_accepted(f"{where}.{side}", arm, f"one of {', '.join(arms)}{did_you_mean(arm, arms)}")
-                )
-            elif claim.metric in ROUTING_METRICS and arms[arm] and arms[arm].model.ffn.kind != "moe":
-                faults.append(not_accepted(f"{where}.{side}", arm, f"a routed arm, for metric = {claim.metric!r}"))
-            elif claim.metric in WEIGHED_METRICS and arms[arm] and not arms[arm].model.ffn.router_has_weights:
-                expected = f"an arm whose router has weights, for metric = {claim.metric!r}"
-                faults.append(not_accepted(f"{where}.{side}", arm, expected))
-    if right in left_arms(claim):
-        faults.append(not_accepted(f"{where}.right", right, "an arm that is not on the left"))
+    for side, arm in _places(claim):
+        if arm not in arms:
+            faults.append(not_accepted(f"{where}.{side}", arm, f"one of {', '.join(arms)}{did_you_mean(arm, arms)}"))
+        elif claim.metric in ROUTING_METRICS and arms[arm] and arms[arm].model.ffn.kind != "moe":
+            faults.append(not_accepted(f"{where}.{side}", arm, f"a routed arm, for metric = {claim.metric!r}"))
+        elif claim.metric in WEIGHED_METRICS and arms[arm] and not arms[arm].model.ffn.router_has_weights:
+            expected = f"an arm whose router has weights, for metric = {claim.metric!r}"
+            faults.append(not_accepted(f"{where}.{side}", arm, expected))
+    if right_arm(claim) in left_arms(claim):
+        faults.append(not_accepted(f"{where}.right", right_arm(claim), "an arm that is not on the left"))
+    if not faults and claim.metric in ROUTING_METRICS and all(arms[arm] for arm in claim_arms(claim)):
+        faults += _reach_faults(where, claim, arms)
     return faults + (_budget_faults(where, claim, arms, budgets) if budgets else [])
+
+
+def _places(claim: AnyClaim) -> list[tuple[str, str]]:
+    """(field, arm) for every place of a claim that names an arm."""
+    if isinstance(claim, RoutingClaim):
+        return [("arm", claim.arm)]
+    steps = claim.than if isinstance(claim, LargerClaim) else ()
+    others = [(f"than.{i}.{side}", getattr(step, side)) for i, step in enumerate(steps) for side in ("left", "right")]
+    return [*(("left", arm) for arm in left_arms(claim)), ("right", claim.right), *others]
+
+
+def _reach_faults(where: str, claim: AnyClaim, arms: Mapping[str, Any]) -> list[str]:
+    """What a claim about a routing diagnostic says that no router could contradict, or none could do."""
+
+    def ends(arm: str) -> tuple[float, float]:
+        return reach(claim.metric, arms[arm].model.ffn.num_experts, arms[arm].model.ffn.top_k)
+
+    def said(arm: str) -> str:
+        (low, high), ffn = ends(arm), arms[arm].model.ffn
+        of = f"{claim.metric} of {arm}, {ffn.top_k} of {ffn.num_experts} experts a token,"
+        return f"{of} is always {low:g}" if low == high else f"{of} lies within {low:g} to {high:g}"
+
+    if isinstance(claim, RoutingClaim):
+        low, high = ends(claim.arm)
+        above = claim.direction == "above"
+        if low == high:
+            return [not_accepted(f"{where}.metric", claim.metric, f"a diagnostic that can vary; {said(claim.arm)}")]
+        if low <= claim.threshold < high if above else low < claim.threshold <= high:
+            return []
+        expected = f"{low:g} or more and below {high:g}" if above else f"above {low:g} and at most {high:g}"
+        return [not_accepted(f"{where}.threshold", claim.threshold, f"{expected}; {said(claim.arm)}")]
+    faults: list[str] = []
+    if not isinstance(claim, LowerClaim):
+        return faults
+    for left in left_arms(claim):
+        (low, high), (right_low, right_high) = ends(left), ends(claim.right)
+        least, most = right_low - high, right_high - low  # of left's lead, right − left
+        both = f"{said(left)}, and {said(claim.right)}"
+        if most <= 0:
+            faults.append(not_accepted(f"{where}.left", left, f"an arm that can lie below {claim.right}; {both}"))
+        elif not least <= claim.margin < most:
+            floor = f"{least:g} or more and " if least > 0 else ""
+            faults.append(not_accepted(f"{where}.margin", claim.margin, f"{floor}below {most:g}; {both}"))
+    return faults
 
 
 def _budget_faults(where: str, claim: AnyClaim, arms: Mapping[str, Any], budgets: tuple[int, ...]) -> list[str]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from equipoise.config import TAG, check, config
+
+PATH: Final = "a file or folder; the current folder is written ."
+
+
+def can_be_path(text: str) -> bool:
+    """Whether `text` can name a file or folder: an empty one would silently be the current folder."""
+    return text != "" and "\0" not in text
 
 
 @config
@@ -41,6 +48,9 @@ class TextCorpus:
     field: str = "text"
     """The field of a .jsonl line that holds the document."""
 
+    def __post_init__(self) -> None:
+        check(self, ("path", can_be_path(self.path), PATH))
+
 
 @config
 class TinyStoriesCorpus:
@@ -50,6 +60,9 @@ class TinyStoriesCorpus:
     path: str | None = None
     """Folder (files matching `*valid*` are validation, `*train*` train) or one file; unset: only `plan` works."""
 
+    def __post_init__(self) -> None:
+        check(self, ("path", self.path is None or can_be_path(self.path), PATH))
+
 
 @config
 class GutenbergCorpus:
@@ -58,6 +71,9 @@ class GutenbergCorpus:
     kind: Literal["gutenberg"] = "gutenberg"
     path: str | None = None
     """Folder of books; unset: only `plan` works."""
+
+    def __post_init__(self) -> None:
+        check(self, ("path", self.path is None or can_be_path(self.path), PATH))
 
 
 Corpus = Annotated[GrammarCorpus | TextCorpus | TinyStoriesCorpus | GutenbergCorpus, TAG]

@@ -50,7 +50,7 @@ class DenseFFN:
 
     kind: Literal["dense"] = "dense"
     d_ff: int | WidthRule = 0
-    """Hidden width or a rule; 0 = solved by matching."""
+    """Hidden width, a multiple of 8, or a rule; 0 = solved by matching."""
 
     @property
     def width(self) -> int:
@@ -104,7 +104,7 @@ class MoEFFN:
     top_k: int
     """K, experts per token, 1..E."""
     d_expert: int | WidthRule = 0
-    """Hidden width of one expert or a rule; 0 = solved by matching."""
+    """Hidden width of one expert, a multiple of 8, or a rule; 0 = solved by matching."""
     renormalize: bool = True
     """Divide the K chosen probabilities by their sum (Mixtral) or use them as they are (Switch, OLMoE). Without effect
     on hash and random routers, whose weights are 1/K."""

@@ -138,10 +138,13 @@ class Recipe:
     """Texts to write along the way."""
 
     def __post_init__(self) -> None:
-        at_least_1 = ("seq_len", "batch_tokens", "balance_group", "num_evals", "curve_tokens")
         check(
             self,
-            *((name, getattr(self, name) >= 1, "at least 1") for name in at_least_1),
+            ("seq_len", self.seq_len >= 1, "at least 1"),
+            ("batch_tokens", self.batch_tokens >= 1, "at least 1"),
+            ("balance_group", self.balance_group >= 1, "at least 1"),
+            ("num_evals", self.num_evals >= 1, "at least 1"),
+            ("curve_tokens", self.curve_tokens >= 1, "at least 1"),
             ("threads", 1 <= self.threads <= MAX_THREADS, f"1 to {MAX_THREADS}"),
             ("eval_tokens", self.eval_tokens >= 0, "0 (all) or more"),
             ("micro_sequences", self.micro_sequences >= 0, "0 (as many as fit) or more"),

@@ -15,11 +15,13 @@ from typing import Any, Literal
 
 from equipoise.config import Table, check, config, load, read_toml
 from equipoise.errors import ConfigError
-from equipoise.faults import did_you_mean, not_accepted
+from equipoise.faults import as_meant, did_you_mean, not_accepted, show
 from equipoise.spec.claims import AnyClaim, Claim, FasterClaim, claim_faults
 from equipoise.spec.data import Corpus, Tokenizer
 from equipoise.spec.model import ModelConfig, Width, ffn_width
+from equipoise.spec.published import Published, published_faults
 from equipoise.spec.recipe import Recipe, decays
+from equipoise.spec.run import num_steps
 from equipoise.spec.sweep import expand_sweeps, families, family, standing_for, under_written_names
 from equipoise.spec.tables import expand_arms, said_once
 
@@ -37,6 +39,12 @@ RESERVED_NAMES = (
     "report.html",
 )
 """Names the study directory uses itself; an arm may not take one."""
+
+
+MAX_NAME_BYTES = 200
+"""File systems take 255 bytes a name; lock and temporary files add to a run's."""
+DEVICE_NAMES = r"con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]"
+"""What Windows takes for a device, whatever ending follows (Microsoft, *Naming Files, Paths, and Namespaces*)."""
 
 
 @config
@@ -88,13 +96,13 @@ class StudySpec:
     """A study as declared: arms × seeds × budgets, one corpus, one recipe, and the claims made beforehand."""
 
     name: str
-    """Short name; also the default folder."""
+    """Short name, 1 to 64 characters that can name a folder; also the default folder under `runs/`."""
     question: str = ""
     """The question in one sentence, shown on top of the report."""
     seeds: tuple[int, ...]
     """Distinct seeds, 0 or more each; per seed all arms share data order and equally shaped initial tensors."""
     budgets: tuple[int, ...]
-    """Distinct token budgets; each is a run of its own with its own schedule."""
+    """Distinct token budgets, at least half an update each; each is a run of its own with its own schedule."""
     corpus: Corpus
     """Where the documents come from."""
     tokenizer: Tokenizer
@@ -102,14 +110,17 @@ class StudySpec:
     recipe: Recipe
     """How every arm is trained."""
     arms: dict[str, Arm]
-    """The arms by name, in the order of every table."""
+    """The arms by name (at least one), in the order of every table; a name can name a folder, as the study's can."""
     claims: tuple[Claim, ...] = ()
     """What is claimed before the first run."""
     alpha: float = 0.05
-    """Level of every test, Holm-adjusted over the claims."""
+    """Level of every test, between 0 and 1, Holm-adjusted over the claims."""
+    published: tuple[Published, ...] = ()
+    """What others published about such arms: shown beside the results, never judged."""
 
     def __post_init__(self) -> None:
         faults = _study_faults(self.name, self.seeds, self.budgets, self.recipe, self.arms, self.claims, self.alpha)
+        faults += published_faults(self.published, _named(self.arms), self.budgets)
         if faults:
             raise ValueError("\n".join(faults))
 
@@ -133,6 +144,8 @@ def load_study_table(name_or_path: str) -> tuple[Table, str]:
     Raises ConfigError when it is neither, cannot be read, or is not UTF-8 or not TOML.
     """
     names = preset_names()
+    if not name_or_path or "\0" in name_or_path:
+        raise ConfigError(f"{show(name_or_path)}: no path; expected a study file (.toml) or one of {', '.join(names)}")
     try:
         if name_or_path in names:
             text = (resources.files("equipoise") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8")
@@ -167,10 +180,23 @@ def parse_study(table: Table) -> StudySpec:
     try:
         study = load(StudySpec, whole)
     except ConfigError as error:
-        faults += [*str(error).splitlines(), *_faults_of_parts(whole)]
+        faults += [*str(error).splitlines(), *_faults_as_meant(whole)]
     if faults:
         raise ConfigError("\n".join(said_once(under_written_names(faults, swept.keys() - arms.keys()), base, arms)))
     return study
+
+
+def _faults_as_meant(whole: Table) -> list[str]:
+    """Faults that are found when misspelt fields are read as the nearest known ones, and parts by themselves.
+
+    Some of them were said before.
+    """
+    meant, faults = as_meant(StudySpec, whole), []
+    try:
+        load(StudySpec, meant)
+    except ConfigError as error:
+        faults = str(error).splitlines()
+    return list(dict.fromkeys([*faults, *_faults_of_parts(meant)]))
 
 
 def _faults_of_parts(whole: Table) -> list[str]:
@@ -189,7 +215,10 @@ def _faults_of_parts(whole: Table) -> list[str]:
     arms = {name: part(Arm, arm) for name, arm in whole["arms"].items()}
     listed = whole.get("claims", [])
     claims = [part(Claim, claim) for claim in listed] if isinstance(listed, list) else []
-    return _study_faults(name, seeds, budgets, recipe, arms, claims, alpha)
+    listed = whole.get("published", [])
+    published = [part(Published, value) for value in listed] if isinstance(listed, list) else []
+    faults = _study_faults(name, seeds, budgets, recipe, arms, claims, alpha)
+    return faults + published_faults(published, _named(arms), budgets)
 
 
 def _study_faults(
@@ -210,6 +239,7 @@ def _study_faults(
         if recipe and 0 < 2 * budget < recipe.batch_tokens:
             expected = f"at least half a step of recipe.batch_tokens = {recipe.batch_tokens}"
             faults.append(not_accepted("budgets", budget, expected))
+    faults += _equal_budgets(budgets, recipe) if budgets and recipe else []
     if alpha is not None and not 0 < alpha < 1:
         faults.append(not_accepted("alpha", alpha, "a number between 0 and 1"))
     if not arms:
@@ -223,7 +253,7 @@ def _study_faults(
                 not_accepted("arms", arm_name, "names that differ by more than case, for they become folders")
             )
         faults += [] if arm is None else _arm_faults(arm_name, arm, arms)
-    named = {**arms, **{name: arms[members[0]] for name, members in families(arms).items()}}
+    named = _named(arms)
     for index, claim in enumerate(claims):
         faults += [] if claim is None else claim_faults(f"claims.{index}", claim, claims, named, budgets)
         if recipe and isinstance(claim, FasterClaim) and len(budgets or ()) > 1 and not decays(recipe.schedule):
@@ -234,13 +264,37 @@ def _study_faults(
     return faults
 
 
+def _equal_budgets(budgets: Sequence[int], recipe: Recipe) -> list[str]:
+    """Budgets of as many updates would be one training under two names; what is no budget is said elsewhere."""
+    taken: dict[int, int] = {}
+    faults = []
+    for budget in dict.fromkeys(budget for budget in budgets if 2 * budget >= recipe.batch_tokens):
+        steps = num_steps(budget, recipe)
+        if steps in taken:
+            faults.append(
+                f"budgets: {taken[steps]} and {budget} both come to {steps} update{'s' * (steps != 1)} of "
+                f"recipe.batch_tokens = {recipe.batch_tokens}; expected one of them, or budgets further apart"
+            )
+        taken.setdefault(steps, budget)
+    return faults
+
+
+def _named(arms: Mapping[str, Arm | None]) -> dict[str, Arm | None]:
+    """What a claim can name: the arms, and families by their first member."""
+    return {**arms, **{name: arms[members[0]] for name, members in families(arms).items()}}
+
+
 def _name_faults(path: str, name: str) -> list[str]:
-    """Names become folders: no separators, control characters or characters Windows refuses; 64 at most."""
-    letter = r'[^/\\:*?"<>|\x00-\x1f\x7f]'
+    """Names become folders, on any system, and parts of file names: nothing that one of them refuses."""
+    letter = r'[^/\\:*?"<>|\x00-\x1f\x7f\ud800-\udfff]'
     end = rf"(?![.\s]){letter}"
-    if re.fullmatch(rf"{end}(?:{letter}{{0,62}}{end})?", name):
-        return []
-    return [not_accepted(path, name, '1 to 64 characters that can name a folder (no / \\ : * ? " < > |)')]
+    if not re.fullmatch(rf"{end}(?:{letter}{{0,62}}{end})?", name):
+        return [not_accepted(path, name, '1 to 64 characters that can name a folder (no / \\ : * ? " < > |)')]
+    if len(name.encode()) > MAX_NAME_BYTES:
+        return [not_accepted(path, name, f"at most {MAX_NAME_BYTES} bytes of UTF-8, for it becomes a folder")]
+    if re.fullmatch(DEVICE_NAMES, name.partition(".")[0].strip(), re.IGNORECASE):
+        return [not_accepted(path, name, "a name that Windows does not keep for a device")]
+    return []
 
 
 def _arm_faults(name: str, arm: Arm, arms: Mapping[str, Arm | None]) -> list[str]:
