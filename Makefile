@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest -n auto $(if $(CORPORA),--corpora="$(CORPORA)")
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test unit lint docs bench bench-quick golden clean
+.PHONY: help demo test unit lint docs audit bench bench-quick golden clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,11 @@ lint: $(DEV) ## formatting, lint rules, types
 
 docs: $(CORE) ## write docs/study.md anew, from the docstrings of the spec
 	$(PY) docs/study_reference.py
+
+audit: $(PY) ## known vulnerabilities of the pinned packages, by pip-audit; needs the network
+	@test -x .venv/audit/bin/pip-audit || { $(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q pip-audit; }
+	@.venv/audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt || { \
+	  echo "audit: not passed; above are packages with known faults, or why the vulnerability service could not be asked" >&2; exit 1; }
 
 bench: $(DEV) ## a training step beside Hugging Face's, under an hour on an idle machine; writes build/bench.md
 	@mkdir -p build

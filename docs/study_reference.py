@@ -208,13 +208,26 @@ def _rules(cls: Any) -> dict[str, list[str]]:
     rules: dict[str, list[str]] = {}
     for node in (inner for function in post_init for inner in ast.walk(function)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "check":
-            for rule in node.args[1:]:
-                assert isinstance(rule, ast.Tuple), f"{cls.__name__}: a rule is written out, for it is read from here"
-                field, _, expected = rule.elts
-                text = _expected(expected, names)
-                if isinstance(field, ast.Constant) and text:
-                    rules.setdefault(str(field.value), []).append(text)
+            for field, text in (found for rule in node.args[1:] for found in _read_rule(rule, names, cls.__name__)):
+                rules.setdefault(field, []).append(text)
     return rules
+
+
+def _read_rule(rule: ast.expr, names: dict[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Field and text of a rule that is written out, or of each limit of `*at_most(self, field=LIMIT)`."""
+    if isinstance(rule, ast.Tuple):
+        field, _, expected = rule.elts
+        text = _expected(expected, names)
+        if isinstance(field, ast.Constant) and text:
+            yield str(field.value), text
+        return
+    assert isinstance(rule, ast.Starred), f"{where}: a rule is written out, for it is read from here"
+    if isinstance(rule.value, ast.GeneratorExp):  # about fields of other tables
+        return
+    assert isinstance(rule.value, ast.Call), f"{where}: rules are written out, or limits given to at_most"
+    assert ast.unparse(rule.value.func) == "at_most", f"{where}: rules are written out, or limits given to at_most"
+    for limit in rule.value.keywords:
+        yield str(limit.arg), f"at most {names[ast.unparse(limit.value)]:,}"
 
 
 def _expected(node: ast.expr, names: dict[str, Any]) -> str:

@@ -188,7 +188,7 @@ print(step)
 def test_killed_at_fifty_random_moments_of_saving_the_newest_one_is_always_there(tmp_path: Path) -> None:
     """SIGKILL of a child that saves without pause, every step twice: none is unreadable, none that was done is lost."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", KILLS, str(tmp_path)], capture_output=True, encoding="utf-8", timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50

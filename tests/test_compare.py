@@ -123,6 +123,18 @@ def test_what_only_one_study_has_stands_alone(two: tuple[dict[str, Any], dict[st
     assert not any(row["change"] for row in rows)
 
 
+@pytest.mark.parametrize(("field", "one", "other"), [("direction", "grows", "narrows"), ("margin", 0.0, 0.01)])
+def test_another_margin_or_direction_makes_another_claim(
+    two: tuple[dict[str, Any], dict[str, Any]], field: str, one: object, other: object
+) -> None:
+    """A budget does not: the largest of each study is its own number."""
+    for study, value, budget in zip(two, (one, other), (1000, 2000), strict=True):
+        study["claims"] = [{**two[0]["claims"][0], field: value, "budget": budget}]
+    assert compare(*two)["claims"][0]["same_claim"] is False
+    two[1]["claims"][0][field] = one
+    assert compare(*two)["claims"][0]["same_claim"] is True
+
+
 def test_claims_of_one_name_are_only_called_the_same_if_they_are(two: tuple[dict[str, Any], dict[str, Any]]) -> None:
     two[1]["claims"] = [{**two[1]["claims"][0], "metric": "val_bpb", "verdict": "refuted", "marks": []}]
     two[0]["claims"].append({**two[0]["claims"][0], "id": "d"})

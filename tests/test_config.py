@@ -247,7 +247,7 @@ def test_an_override_changes_one_place_of_a_copy(assignment: str, expected: dict
         ("a..b=1", "--set a..b=1: expected path.to.field=value"),
         ("a.b=x y", '--set a.b=x y: the right side is a TOML value; a text is written a.b="x y"'),
         ("a.b=", '--set a.b=: the right side is a TOML value; a text is written a.b=""'),
-        ("a.b=1\nc=2", '--set a.b=1\nc=2: the right side is a TOML value; a text is written a.b="1\\nc=2"'),
+        ("a.b=1\nc=2", '--set a.b=1\\nc=2: the right side is a TOML value; a text is written a.b="1\\nc=2"'),
         ("a.b.c=1", "--set a.b.c=1: 1 is no table; it has no field 'c'"),
         ("a.c.2=1", "--set a.c.2=1: '2' is no item of a list of 2; items count from 0"),
         ("a.c.x=1", "--set a.c.x=1: 'x' is no item of a list of 2; items count from 0"),

@@ -210,4 +210,4 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 def test_a_frozen_router_is_exported_as_a_router(study: SimpleNamespace, tmp_path: Path) -> None:
     written = export(read_weights(folder(study, "frozen")), tmp_path / "out")
     assert written["model_type"] == "mixtral"
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["equipoise"]["router"] == "frozen"
+    assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["equipoise"]["router"] == "frozen"

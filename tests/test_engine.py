@@ -194,7 +194,7 @@ with catching_signals(second=lambda number: os._exit(128 + number)) as stop:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_quits_at_once_whatever_computes(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, encoding="utf-8") as child:
         assert child.stdout is not None and child.stdout.readline() == "busy\n"
         child.send_signal(number)
         time.sleep(0.2)

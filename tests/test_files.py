@@ -56,7 +56,9 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
         "with held(Path(sys.argv[1]), 'x'):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     path = tmp_path / "a.lock"
-    child = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
     assert child.stdout is not None and child.stdout.readline() == "held\n"
     with (
         pytest.raises(LockedError, match=rf"the study: held by process {child.pid} on .+ since 20"),

@@ -32,6 +32,7 @@ FILES = (
     "metrics.jsonl",
     "samples.jsonl",
     "val_losses.safetensors",
+    "explorer.json",
     "summary.json",
     "{newest}/model.safetensors",
     "{newest}/optim.safetensors",
@@ -105,10 +106,10 @@ def test_whatever_file_was_lost_cut_or_altered_only_its_run_is_done_again(study:
     damages = [(name, how) for name in FILES for how in HOW]
     for turn, start in enumerate(range(0, len(damages), 6)):
         order = runs[turn % 8 :] + runs[: turn % 8]
-        hurt, spared = order[:6], order[6:]
-        before = {path: path.stat().st_mtime_ns for run in spared for path in run.rglob("*") if path.is_file()}
         here = damages[start : start + 6]
-        for run, (name, how) in zip(hurt, here, strict=False):
+        hurt, spared = order[: len(here)], order[6:]
+        before = {path: path.stat().st_mtime_ns for run in spared for path in run.rglob("*") if path.is_file()}
+        for run, (name, how) in zip(hurt, here, strict=True):
             damage(run, name, how)
         done = execute(study.directory, study.lock, tiny.dataset)
         assert sorted(done) == sorted(run.relative_to(study.directory).as_posix() for run in hurt), here

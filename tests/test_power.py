@@ -132,6 +132,7 @@ def test_gaps_that_no_claim_is_about_are_planned_too() -> None:
     known = {**contrast(-1.0, 1.0), "metric": "val_loss", "post_hoc": False}
     gaps = (
         known,
+        {**known, "left": known["right"], "right": known["left"], "mean": 1.0},
         {**known, "budget": 2000},
         {**known, "budget": 3000, "post_hoc": True},
         {**known, "metric": "val_bpb"},
@@ -172,7 +173,7 @@ def test_the_table_says_what_is_assumed_and_why_there_is_no_number(
     assert "a − b" in lines["tiny"] and "more than 10,000" in lines["tiny"]
     assert "none will do" in lines["none"] and lines["one"].count("n/a") >= 2
     assert "several" in lines["trend"] and "within ±0.1" in shown
-    assert "if the truth is what is assumed: the measured mean" in shown and "upper 80% limit" in shown
+    assert "if the truth is what is assumed: the measured mean" in shown and "upper 80 % limit" in shown
 
 
 def test_json_is_the_plan(collected: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def study(tiny: Any, tmp_path: Path) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="the eight processes are forked")
 def test_eight_processes_do_every_run_once_and_take_over_what_two_dead_ones_held(study: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EIGHT, str(study)], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", EIGHT, str(study)], capture_output=True, encoding="utf-8", timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[-9, -9, 0, 0, 0, 0, 0, 0]"

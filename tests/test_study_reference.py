@@ -122,6 +122,24 @@ def test_numbers_far_below_are_refused_with_the_bound_that_the_page_states(examp
     assert tried
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda value: type(value).__name__)
+def test_numbers_one_above_the_limit_that_the_page_states_are_refused(example: Any) -> None:
+    cls = type(example)
+    for name, row in rows_of(cls).items():
+        limit = re.search(r"at most ([\d,]+)", row)
+        if limit and {int, float} & set(members(fields(cls)[name])):
+            most = int(limit[1].replace(",", ""))
+            with pytest.raises(
+                ConfigError, match=rf"(?m)^{name}: {most + 1}(\.0)? is not accepted; expected {limit[0]}"
+            ):
+                load(cls, {**dump(example), name: most + 1})
+
+
+def test_limits_are_on_the_page() -> None:
+    assert "; at least 1; at most 1,024 |" in rows_of(ModelConfig)["num_layers"]
+    assert "; at most 10,000 |" in rows_of(Recipe)["num_evals"]
+
+
 def test_every_class_with_numbers_is_tried() -> None:
     tried = {type(example).__name__ for example in EXAMPLES}
     left = {

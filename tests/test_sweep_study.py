@@ -62,8 +62,8 @@ def test_members_start_alike_and_are_scored_on_selection(study: Any, tiny: Any, 
     other = train(dataclasses.replace(member, recipe=recipe, select=False), tmp_path / "other", tiny.dataset)
     assert study.summaries[member.folder]["selection_loss"] == other["val_loss"]
     assert other["selection_loss"] is None and study.summaries["dense/1536-s0"]["selection_loss"] is None
-    rows = [json.loads((study.directory / f"moe@lr={lr}/1536-s0/metrics.jsonl").read_text().splitlines()[0]) for lr in
-            ("1e-3", "1e-1")]  # fmt: skip
+    metrics = [study.directory / f"moe@lr={lr}/1536-s0/metrics.jsonl" for lr in ("1e-3", "1e-1")]
+    rows = [json.loads(path.read_text(encoding="utf-8").splitlines()[0]) for path in metrics]
     assert rows[0]["step"] == 0 and rows[0]["loss"] == rows[1]["loss"]
 
 

@@ -9,6 +9,7 @@ E experts, K top-k, V vocabulary, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equipoise.spec.model import DenseFFN, ModelConfig, open_fields, with_widths
@@ -176,3 +177,14 @@ def _closed(model: ModelConfig) -> ModelConfig:
     if still_open:
         raise ValueError(f"{', '.join(still_open)}: still open; resolve the model first")
     return with_widths(model)
+
+
+def size_fault(model: ModelConfig, sizes: Mapping[str, int]) -> str | None:
+    """What is wrong with saved weights (numbers by name of the tensor) for `model`, told before the model is built.
+
+    A configuration can ask for more memory than any machine has; its weights on disk cannot. None when the numbers are
+    as many as the model's parameters. Biases of a balanced choice are no parameters, and not counted.
+    """
+    found = sum(size for name, size in sizes.items() if not name.endswith(".router.bias"))
+    expected = count_params(model).total
+    return None if found == expected else f"{found:,} numbers; expected the {expected:,} of the run's model"

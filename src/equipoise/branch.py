@@ -8,7 +8,6 @@ Not for: training a trunk (`train`), or deciding whether one is needed (`work`).
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +18,10 @@ from typing import Any
 from equipoise.checkpoint import TrainState, checkpoint_path, load_checkpoint, save_checkpoint
 from equipoise.config import digest
 from equipoise.errors import IntegrityError
+from equipoise.files import parse_json
 from equipoise.record import ROW_FILES, WEIGHTS, mark_rows, rows_fault
 from equipoise.schedule import eval_steps, sample_steps
+from equipoise.shapes import Row, SessionState, hold
 from equipoise.spec.run import RunConfig
 from equipoise.trunk import (
     best_step,
@@ -84,6 +85,7 @@ def _start(run: RunConfig, trunk: Path, step: int) -> _Start:
     saved = load_checkpoint(checkpoint_path(trunk / WEIGHTS, step))
     if saved.run != identity(run):
         raise IntegrityError("it belongs to another trunk")
+    hold(checkpoint_path(trunk / WEIGHTS, step) / "state.json", saved.state, SessionState)
     marks = saved.state["rows"]
     if fault := rows_fault(trunk, marks):
         raise IntegrityError(fault)
@@ -99,7 +101,7 @@ def _start(run: RunConfig, trunk: Path, step: int) -> _Start:
                 curve[row["step"]] = row["loss"]
     needed = {"evaluation": (evals, set(curve))}
     if run.recipe.samples.prompts:
-        needed["sample"] = (samples, {json.loads(line)["step"] for line in rows["samples.jsonl"]})
+        needed["sample"] = (samples, {parse_json(line)["step"] for line in rows["samples.jsonl"]})
     for what, (wanted, found) in needed.items():
         if missing := [s for s in sorted(wanted - found) if s <= step]:
             raise IntegrityError(f"no {what} at step {missing[0]}")
@@ -116,4 +118,6 @@ def _start(run: RunConfig, trunk: Path, step: int) -> _Start:
 def _lines(path: Path, num_bytes: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each whole line of the first `num_bytes` with the row it holds."""
     for line in path.read_bytes()[:num_bytes].splitlines(keepends=True):
-        yield line, json.loads(line)
+        row = parse_json(line)
+        hold(path, row, Row)
+        yield line, row

@@ -21,11 +21,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from equipoise.errors import IntegrityError, ResourceError
+from equipoise.faults import reason
 from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, sync_folder, write_json
 from equipoise.optim import AdamW
+from equipoise.shapes import CheckpointState, Manifest, hold
 
 SCHEMA_VERSION = 1
 FILES = ("model.safetensors", "optim.safetensors", "state.json")
+FIELDS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,21 +88,23 @@ def save_checkpoint(folder: Path, train_state: TrainState, keep: Iterable[int]) 
 def load_checkpoint(path: Path) -> TrainState:
     """Read one checkpoint folder; IntegrityError naming the first file that is missing, altered or unreadable."""
     manifest = read_sealed(path / "manifest.json")
-    files = manifest.get("files")
-    if manifest.get("schema_version") != SCHEMA_VERSION or not isinstance(files, dict) or set(files) != set(FILES):
+    hold(path / "manifest.json", manifest, Manifest)
+    files = manifest["files"]
+    if manifest["schema_version"] != SCHEMA_VERSION or set(files) != set(FILES):
         raise IntegrityError(f"{path}/manifest.json: expected schema_version {SCHEMA_VERSION} of {', '.join(FILES)}")
     faults = file_faults(path, files)
     if faults:
         raise IntegrityError(f"{path}/{faults[0]}")
     stored = read_json(path / "state.json")
+    hold(path / "state.json", stored, CheckpointState)
     step = stored["step"]
-    if manifest.get("step") != step or checkpoint_path(path.parent, step).name != path.name:
+    if manifest["step"] != step or checkpoint_path(path.parent, step).name != path.name:
         raise IntegrityError(f"{path}: holds step {step}, which is not what its name and manifest say")
     return TrainState(
         step=step,
         run=stored["run"],
-        model=load_file(path / "model.safetensors"),
-        optim=load_file(path / "optim.safetensors"),
+        model=_load_tensors(path / "model.safetensors"),
+        optim=_load_tensors(path / "optim.safetensors"),
         state=stored["state"],
     )
 
@@ -183,12 +189,25 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: AdamW) -> dict[str, Ten
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: AdamW, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` returned; IntegrityError when a parameter it names is not in the model."""
+    """Put back what `optimizer_tensors` returned; IntegrityError when it is not of this model's parameters."""
     parameters = dict(model.named_parameters())
+    known: dict[str, set[str]] = {}
     for key, value in tensors.items():
         name, _, field = key.rpartition("/")
         if name not in parameters:
             raise IntegrityError(f"optim.safetensors: {name!r} is no parameter of this model")
+        shape = torch.Size() if field == "step" else parameters[name].shape
+        if field not in FIELDS or value.shape != shape or value.dtype != torch.float32:
+            raise IntegrityError(
+                f"optim.safetensors: {key!r} is {list(value.shape)} of {value.dtype}; expected {', '.join(FIELDS)} of "
+                f"a parameter, {list(shape)} of torch.float32"
+            )
+        known.setdefault(name, set()).add(field)
+    lacking = [name for name, fields in known.items() if fields != set(FIELDS)]
+    if lacking:
+        raise IntegrityError(f"optim.safetensors: {lacking[0]!r} lacks one of {', '.join(FIELDS)}")
+    for key, value in tensors.items():
+        name, _, field = key.rpartition("/")
         device = "cpu" if field == "step" and not optimizer.fused else parameters[name].device
         optimizer.state.setdefault(parameters[name], {})[field] = value.to(device)
 
@@ -198,7 +217,16 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(_plain(tensors), path)
     except SafetensorError as error:
-        raise ResourceError(f"{path}: cannot be written ({error}); the checkpoints before it are whole") from None
+        raise ResourceError(
+            f"{path}: cannot be written ({reason(error)}); the checkpoints before it are whole"
+        ) from None
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise IntegrityError(f"{path}: not a readable safetensors file ({reason(error)})") from None
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

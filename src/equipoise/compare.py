@@ -168,13 +168,20 @@ def _change(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> d
     return {"mean": mean, "ci_low": low, "ci_high": high}
 
 
+_SAID = {
+    *("verdict", "reason", "p", "p_adjusted", "contrasts", "post_hoc", "post_hoc_contrasts", "marks", "matches"),
+    *("budget", "budgets"),  # the largest of a study is another number, not another claim
+}
+"""What a claim in the results was found to be, beside what it declares."""
+
+
 def _claim_rows(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row per claim of either study: what it declares where both say the same, and each verdict with its marks."""
     sides = [{claim["id"]: claim for claim in one["claims"]} for one in (left, right)]
     rows = []
     for name in dict.fromkeys((*sides[0], *sides[1])):
         found = [side.get(name) for side in sides]
-        declared = [claim and {key: claim[key] for key in ("kind", "metric", "left", "right")} for claim in found]
+        declared = [claim and {key: claim[key] for key in claim if key not in _SAID} for claim in found]
         rows.append(
             {
                 "id": name,

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,16 @@ from typing import Any, Final, TypeVar, cast, dataclass_transform
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from equipoise.errors import ConfigError
-from equipoise.faults import explain, not_accepted, show
+from equipoise.faults import cut, explain, not_accepted, printable, show
 
 T = TypeVar("T")
 Table = dict[str, Any]
+MAX_CHARS: Final = 1 << 18
+"""Characters of a study file; the longest shipped one has 4,000."""
+MAX_NAME: Final = 200
+"""Characters of a field's or an arm's name."""
+MAX_DEPTH: Final = 32
+"""Tables and lists inside each other, and parts of a dotted key; a study has 6."""
 
 TAG: Final = Field(discriminator="kind")
 """Marks a union of configs as told apart by their `kind`: `Annotated[A | B, TAG]`."""
@@ -52,15 +59,59 @@ def check(value: object, *rules: tuple[str, bool, str]) -> None:
         raise ValueError("\n".join(faults))
 
 
+def at_most(value: object, **limits: int) -> list[tuple[str, bool, str]]:
+    """Rules for `check`: each named field is a number of at most its limit."""
+    return [(name, getattr(value, name) <= limit, f"at most {limit:,}") for name, limit in limits.items()]
+
+
 # ------------------------------------------------------------------------------------------------ reading
 
 
+# The reader takes seconds for a key of thousands of parts: its time grows with their square, and more.
+_LONG_KEY: Final = re.compile(
+    r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % MAX_DEPTH  # noqa: UP031 (braces of the pattern)
+)
+
+
 def read_toml(text: str, source: str) -> Table:
-    """Parse TOML; raises ConfigError naming `source`, line and column."""
+    """Parse TOML; raises ConfigError naming `source` and, where there is one, line and column."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        return _parsed(text)
+    except ValueError as error:
+        raise ConfigError(f"{source}: not valid TOML: {printable(str(error))}") from None
+
+
+def _parsed(text: str) -> Table:
+    """The table of a TOML text; ValueError (`tomllib.TOMLDecodeError` is one) says in a line why there is none."""
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"{len(text):,} characters; expected at most {MAX_CHARS:,}")
+    too_deep = f"nested too deeply; expected at most {MAX_DEPTH} levels"
+    if _LONG_KEY.search(text):
+        raise ValueError(too_deep)
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python refuses to read a number of thousands of digits
+        raise ValueError("a number of thousands of digits; expected one of at most 64 bits") from None
+    if deeper_than(MAX_DEPTH, table):
+        raise ValueError(too_deep)
+    return table
+
+
+def deeper_than(levels: int, value: Any) -> bool:
+    """Whether tables and lists lie more than `levels` deep inside each other; itself not recursive."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            item
+            for holder in layer
+            if isinstance(holder, (dict, list))
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+    return bool(layer)
 
 
 def apply_override(table: Table, assignment: str) -> Table:
@@ -74,16 +125,19 @@ def apply_override(table: Table, assignment: str) -> Table:
     """
     path, equals, right = (part.strip() for part in assignment.partition("="))
     keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {assignment}: expected path.to.field=value")
+    where = f"--set {cut(printable(assignment))}"
+    if not equals or not all(keys) or len(keys) > MAX_DEPTH or len(max(keys, key=len)) > MAX_NAME:
+        raise ConfigError(f"{where}: expected path.to.field=value")
     try:
-        parsed = tomllib.loads(f"value = {right}")
-    except tomllib.TOMLDecodeError:
+        parsed = _parsed(f"value = {right}")
+    except ValueError:
         parsed = {}
     if list(parsed) != ["value"]:
-        quoted = json.dumps(right, ensure_ascii=False)
-        raise ConfigError(f"--set {path}={right}: the right side is a TOML value; a text is written {path}={quoted}")
-    return {**table, **_assigned(table, keys, parsed["value"], f"--set {assignment}")}
+        said = f"--set {cut(printable(path))}={cut(printable(right))}"
+        raise ConfigError(
+            f"{said}: the right side is a TOML value; a text is written {cut(printable(path))}={show(right)}"
+        )
+    return {**table, **_assigned(table, keys, parsed["value"], where)}
 
 
 def _assigned(holder: Any, keys: Sequence[str], value: Any, where: str) -> Any:
@@ -126,9 +180,7 @@ def load(cls: type[T], value: Any) -> T:
 
     Raises ConfigError with every fault, one line each.
     """
-    faults = _not_json(value, ())
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse_strange(value)
     try:
         return cast(T, _adapter(cast(Any, cls)).validate_json(json.dumps(value), strict=True))
     except ValidationError as error:
@@ -137,7 +189,24 @@ def load(cls: type[T], value: Any) -> T:
             for fault in error.errors()
             for line in explain(cls, value, fault["type"], fault["loc"], fault.get("ctx", {}).get("error"))
         ]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+        raise ConfigError("\n".join(dict.fromkeys(map(printable, lines)))) from None
+
+
+def misfit(shape: Any, value: Any) -> str | None:
+    """The first place where plain values are not what `shape` (a TypedDict, a list, …) says; None when they are.
+
+    >>> misfit(list[int], [1, "x"])
+    '1: "x" is not accepted; expected a valid integer'
+    """
+    try:
+        _adapter(shape).validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(cut(printable(str(step)), 40) for step in fault["loc"])
+        if fault["type"] == "missing":
+            return f"{where}: missing"
+        return not_accepted(where or "all of it", fault["input"], fault["msg"].removeprefix("Input should be "))
+    return None
 
 
 @functools.cache
@@ -146,19 +215,43 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
-def _not_json(value: Any, path: tuple[str, ...]) -> list[str]:
-    """Lines for what TOML can say and a study cannot mean: NaN, infinities, dates."""
+def refuse_strange(value: Any) -> None:
+    """ConfigError, one line each, for what TOML or JSON can say and no config can mean.
+
+    NaN, infinities, dates, whole numbers beyond 64 bits, lone surrogates, and tables too deep inside each other.
+    """
+    if deeper_than(MAX_DEPTH, value):
+        raise ConfigError(f"nested too deeply; expected at most {MAX_DEPTH} levels")
+    faults = _strange(value, ())
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _strange(value: Any, path: tuple[str, ...]) -> list[str]:
     if isinstance(value, dict):
-        return [line for key, item in value.items() for line in _not_json(item, (*path, str(key)))]
+        wrong = [key for key in map(str, value) if len(key) > MAX_NAME or _has_surrogate(key)]
+        if wrong:
+            expected = f"a name of at most {MAX_NAME} characters of Unicode text"
+            return [f"{'.'.join((*path, show(wrong[0])))}: not accepted; expected {expected}"]
+        return [line for key, item in value.items() for line in _strange(item, (*path, printable(str(key))))]
     if isinstance(value, list):
-        return [line for index, item in enumerate(value) for line in _not_json(item, (*path, str(index)))]
-    if isinstance(value, float) and not math.isfinite(value):
-        return [f"{'.'.join(path)}: {value} is not accepted; expected a finite number"]
-    if not isinstance(value, (str, int, float, bool, types.NoneType)):
-        return [
-            f"{'.'.join(path)}: {value} is not accepted; expected a number, a text, true or false, a list or a table"
-        ]
-    return []
+        return [line for index, item in enumerate(value) for line in _strange(item, (*path, str(index)))]
+    expected = ""
+    if isinstance(value, float):
+        expected = "" if math.isfinite(value) else "a finite number"
+    elif isinstance(value, int):
+        expected = "" if value.bit_length() <= 64 else "a whole number of at most 64 bits"
+    elif isinstance(value, str):
+        expected = "Unicode text (no lone surrogates)" if _has_surrogate(value) else ""
+    elif not isinstance(value, types.NoneType):
+        expected = "a number, a text, true or false, a list or a table"
+    shown = show(value) if isinstance(value, (int, str)) else str(value)
+    return [f"{'.'.join(path) or 'study'}: {shown} is not accepted; expected {expected}"] if expected else []
+
+
+def _has_surrogate(text: str) -> bool:
+    """Whether a text cannot be written as UTF-8: an argument of other bytes, or an escape that names half a pair."""
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 # ------------------------------------------------------------------------------------------------ writing

@@ -21,6 +21,7 @@ from equipoise.files import read_json
 from equipoise.lock import Lock, status, study_budget
 from equipoise.record import EXPLORER, RunRecord, Status
 from equipoise.routing import saturation, unpacked
+from equipoise.shapes import Environments, hold
 from equipoise.text import is_number
 
 METRICS: Final = ("val_loss", "best_val_loss", "val_bpb")
@@ -166,10 +167,11 @@ def _content(record: RunRecord) -> dict[str, Any]:
 
 
 def _environments(record: RunRecord) -> list[dict[str, Any]]:
-    environments = read_json(record.directory / "environment.json")["environments"]
-    if not environments:
+    stored = read_json(record.directory / "environment.json")
+    hold("environment.json", stored, Environments)
+    if not stored["environments"]:
         raise ValueError("environment.json: it names no environment")
-    return list(environments)
+    return list(stored["environments"])
 
 
 def _routing(record: RunRecord, evaluations: list[dict[str, Any]]) -> dict[str, Any]:

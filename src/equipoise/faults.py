@@ -34,9 +34,35 @@ def not_accepted(where: str, value: Any, expected: str) -> str:
 
 
 def show(value: Any) -> str:
-    """`value` as JSON, cut at 80 characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """`value` as JSON, printable, cut at 80 characters.
+
+    >>> show("a\\u2028b"), show(1 << 20_000)
+    ('"a\\\\u2028b"', 'a number of 20001 bits')
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):  # more digits than Python writes, or deeper than it follows
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return cut(printable(text))
+
+
+def printable(text: str) -> str:
+    """`text` on one line: characters that cannot be printed are escaped, lone surrogates too."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def cut(text: str, limit: int = 80) -> str:
+    """`text`, of which at most `limit` characters are shown."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """What an error of another library says, on one line that can be printed; it may quote the file it met.
+
+    >>> reason(ValueError("no header\\n in \\x1b[31mred")), reason(EOFError())
+    ('no header in \\\\x1b[31mred', 'EOFError')
+    """
+    return cut(printable(" ".join(str(error).split())), 300) or type(error).__name__
 
 
 def did_you_mean(given: Any, known: Iterable[str]) -> str:
@@ -65,7 +91,7 @@ def explain(annotation: Any, value: Any, kind: str, loc: Sequence[int | str], er
         hint = did_you_mean(key, known) or f"; known fields: {', '.join(known)}"
         return [f"{'.'.join([*path, key])}: unknown field{hint}"]
     if kind == "value_error":
-        return [".".join([*path, line]) for line in str(error).splitlines()]
+        return [".".join([*path, line]) for line in str(error).split("\n")]
     if kind.startswith("union_tag"):
         tags = _tags(annotation)
         one_of = f"one of {_quoted(tags)}"

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from equipoise.config import digest, dump
+from equipoise.config import MAX_DEPTH, deeper_than, digest, dump
 from equipoise.errors import IntegrityError, LockedError
+from equipoise.faults import printable, show
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -68,6 +71,56 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return stored
 
 
+MAX_DIGITS: Final = 100
+"""Digits of a whole number in a file of ours; FLOPs of the largest trainings have 26, and floats reach 308."""
+_HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of a JSON text that is not trusted; ValueError says in a few words why there is none.
+
+    Refused besides what is no JSON: NaN, infinities, numbers of over 100 digits, lone surrogates (which could not be
+    written again), and depths that make whoever walks through the value fail.
+    """
+    text = content.decode("utf-8")
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_int=_whole_number, parse_float=_finite_number)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and deeper_than(MAX_DEPTH, value):
+        raise ValueError("nested too deeply")
+    if _HALF_PAIR.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text[:MAX_DIGITS])
+
+
+def check_regular(path: Path) -> None:
+    """OSError for a pipe or a device: reading the one could wait for ever, the other never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(f"{path} is no regular file")
+
+
+def regular_bytes(path: Path) -> bytes:
+    """The content of a regular file; OSError otherwise."""
+    check_regular(path)
+    return path.read_bytes()
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as file:
@@ -77,8 +130,8 @@ def file_sha256(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; IntegrityError naming the file otherwise."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = parse_json(regular_bytes(path))
+    except (OSError, ValueError) as error:
         raise IntegrityError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise IntegrityError(f"{path}: expected a JSON object")
@@ -91,16 +144,23 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def file_faults(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
-    """One line per recorded file that is missing or altered; without a recorded SHA-256 only sizes are compared."""
+    """One line per recorded file that is missing or altered; without a recorded SHA-256 only sizes are compared.
+
+    `files` is what `shapes.RecordedFile` says.
+    """
     faults = []
     for name, recorded in files.items():
         path = directory / name
-        if not path.is_file():
-            faults.append(f"{name}: missing")
-        elif path.stat().st_size != recorded["bytes"]:
-            faults.append(f"{name}: {path.stat().st_size} bytes, recorded {recorded['bytes']}")
-        elif "sha256" in recorded and file_sha256(path) != recorded["sha256"]:
-            faults.append(f"{name}: content differs from its recorded SHA-256")
+        shown = printable(name)
+        try:
+            if not path.is_file():
+                faults.append(f"{shown}: missing")
+            elif path.stat().st_size != recorded["bytes"]:
+                faults.append(f"{shown}: {path.stat().st_size} bytes, recorded {show(recorded['bytes'])}")
+            elif "sha256" in recorded and file_sha256(path) != recorded["sha256"]:
+                faults.append(f"{shown}: content differs from its recorded SHA-256")
+        except OSError as error:
+            faults.append(f"{shown}: cannot be read ({error.strerror})")
     return faults
 
 

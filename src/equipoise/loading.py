@@ -227,7 +227,7 @@ def read_results(path: Path | str) -> StudyResults:
         )
     try:
         return as_rows(results)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise IntegrityError(f"{place}: not the results of a study ({type(error).__name__}: {error})") from None
 
 

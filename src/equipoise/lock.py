@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from equipoise.budgets import arm_budgets
 from equipoise.config import Table, differences, digest, dump, load
-from equipoise.data.dataset import Dataset
+from equipoise.data.dataset import Dataset, Described
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import read_json, write_json
 from equipoise.record import RunRecord, has_begun, other_version, read_run
-from equipoise.spec.model import ModelConfig
+from equipoise.shapes import LockFile, hold
+from equipoise.spec.model import ModelConfig, open_fields
 from equipoise.spec.run import RunConfig
 from equipoise.spec.study import StudySpec
 from equipoise.spec.sweep import family
@@ -130,6 +131,8 @@ def read_lock(directory: Path) -> Lock:
     stored = read_json(path)
     if stored.get("schema_version") != SCHEMA_VERSION:
         raise IntegrityError(f"{path}: schema_version {stored.get('schema_version')!r}; expected {SCHEMA_VERSION}")
+    hold(f"{path}: not a study lock", stored, LockFile)
+    hold(f"{path}: dataset", stored["dataset"], Described)
     try:
         lock = Lock(
             study=load(StudySpec, stored["study"]),
@@ -141,12 +144,13 @@ def read_lock(directory: Path) -> Lock:
             first_finished=stored["first_finished"],
             amendments=tuple(stored["amendments"]),
         )
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
-        if why := other_version({name: stored.get(name) for name in LOCKED}, stored.get("digest")):
-            raise IntegrityError(f"{path}: {why} ({str(error).splitlines()[0]})") from None
-        raise IntegrityError(f"{path}: not a study lock ({str(error).splitlines()[0]})") from None
+    except ConfigError as error:
+        why = other_version({name: stored[name] for name in LOCKED}, stored["digest"])
+        raise IntegrityError(f"{path}: {why or 'not a study lock'} ({str(error).splitlines()[0]})") from None
+    if list(lock.models) != list(lock.study.arms) or any(open_fields(model) for model in lock.models.values()):
+        raise IntegrityError(f"{path}: not a study lock (its models are not those of the study's arms)")
     # Of what is stored, not of what it became: a field that came later, at its default, makes no lock a stranger.
-    if stored.get("digest") != digest({name: stored[name] for name in LOCKED}):
+    if stored["digest"] != digest({name: stored[name] for name in LOCKED}):
         raise IntegrityError(
             f"{path}: its digest does not match its content; the file was changed after it was written"
         )

@@ -47,11 +47,20 @@ def resolve_arms(arms: Mapping[str, Arm], vocab_size: int, seq_len: int) -> dict
     """Every arm with its widths solved, in the given order; `vocab_size` is what the tokenizer has.
 
     The admissible width whose quantity is closest to the reference wins, the smaller one of two equally close.
-    Raises ConfigError, one line an arm, where the closest is further away than `match.rtol`.
+    Raises ConfigError, one line an arm, where the closest is further away than `match.rtol`, or a width is beyond what
+    a model may have.
     """
-    written = {name: with_widths(_with_vocab(arm.model, vocab_size)) for name, arm in arms.items() if arm.match is None}
-    resolved: dict[str, ResolvedArm] = {}
+    written: dict[str, ModelConfig] = {}
     faults: list[str] = []
+    for name, arm in arms.items():
+        if arm.match is None:
+            try:
+                written[name] = with_widths(_with_vocab(arm.model, vocab_size))
+            except ValueError as error:  # of a rule that follows d_model
+                faults.append(f"arms.{name}.model.{error}")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    resolved: dict[str, ResolvedArm] = {}
     for name, arm in arms.items():
         if arm.match is None:
             resolved[name] = _resolved(name, written[name], seq_len)
@@ -80,7 +89,13 @@ def solve(model: ModelConfig, match: Match, target: int, seq_len: int) -> ModelC
     def quantity(steps: int) -> int:
         return measure(with_width(model, match.adjust, steps * step), match.on, seq_len)
 
-    below, above = _bracket(quantity, target)
+    try:
+        below, above = _bracket(quantity, target)
+    except ValueError as error:
+        raise ConfigError(
+            f"{match.on} = {target:,} of {match.to!r} asks for widths that no model may have: "
+            f"{str(error).splitlines()[0]}; make {match.to!r} smaller or adjust another width"
+        ) from None
     best = min((s for s in (below, above) if s > 0), key=lambda s: abs(quantity(s) - target))
     if abs(quantity(best) - target) > Fraction(str(match.rtol)) * target:
 

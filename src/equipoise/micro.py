@@ -36,7 +36,7 @@ def update_bytes(model: ModelConfig, recipe: Recipe, rows: int) -> int:
     """About what a process needs for updates in float32 with `rows` sequences a forward pass.
 
     Weights, gradients and two moments; of each token and layer ten vectors of the model's width and four of what its
-    feed-forward layer computes; logits, which the fused kernels never hold whole. Within 10 % of the measured peaks of
+    feed-forward layer computes; logits, which the fused kernels never hold whole. Within 15 % of the measured peaks of
     docs/performance.md.
     """
     ffn = model.ffn

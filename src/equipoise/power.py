@@ -92,12 +92,11 @@ def plan_seeds(results: Mapping[str, Any], gap: float | None = None, alpha: floa
         family = sum(other["post_hoc"] == claim["post_hoc"] for other in results["claims"])
         for contrast in claim["contrasts"]:
             rows.append(_row(claim, contrast, gap, level / family))
-    about = {(row["left"], row["right"], row["budget"], row["metric"]) for row in rows if row["than"] is None}
+    about = {_place(row) for row in rows if row["than"] is None}
     family = max(1, sum(not claim["post_hoc"] for claim in results["claims"]))
     lower = {"id": None, "kind": "lower", "metric": "val_loss", "margin": 0.0, "equivalence_margin": None}
     for row in results["gaps"]:
-        place = (row["left"], row["right"], row["budget"], row["metric"])
-        if row["metric"] == "val_loss" and not row["post_hoc"] and place not in about:
+        if row["metric"] == "val_loss" and not row["post_hoc"] and _place(row) not in about:
             rows.append(_row(lower, {**row, "than": None, "statistic": "difference"}, gap, level / family))
     return {
         "name": results["name"],
@@ -108,6 +107,11 @@ def plan_seeds(results: Mapping[str, Any], gap: float | None = None, alpha: floa
         "sd_confidence": UPPER,
         "contrasts": rows,
     }
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a gap is of; dense − MoE takes as many seeds as MoE − dense."""
+    return frozenset((row["left"], row["right"])), row["budget"], row["metric"]
 
 
 def _row(claim: Mapping[str, Any], contrast: Mapping[str, Any], gap: float | None, alpha: float) -> dict[str, Any]:

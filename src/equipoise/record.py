@@ -25,11 +25,24 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from equipoise.config import differences, digest, dump, load
+from equipoise.config import differences, digest, dump, load, misfit
 from equipoise.errors import ConfigError, IntegrityError
-from equipoise.files import describe_file, file_faults, read_json, read_sealed, seal, write_bytes, write_json
+from equipoise.faults import not_accepted, reason
+from equipoise.files import (
+    describe_file,
+    file_faults,
+    parse_json,
+    read_json,
+    read_sealed,
+    regular_bytes,
+    seal,
+    write_bytes,
+    write_json,
+)
+from equipoise.shapes import Row, Summary, hold
 from equipoise.spec.run import RunConfig
 
 SCHEMA_VERSION: Final = 1
@@ -173,7 +186,7 @@ class RunRecord:
 
     def rows(self, kind: Literal["train", "eval"]) -> list[dict[str, Any]]:
         """Rows of `metrics.jsonl` of one kind, in order."""
-        return [row for row in read_rows(self.directory / "metrics.jsonl") if row["kind"] == kind]
+        return [row for row in read_rows(self.directory / "metrics.jsonl") if row.get("kind") == kind]
 
     def samples(self) -> list[dict[str, Any]]:
         """Rows of `samples.jsonl`, in order."""
@@ -181,37 +194,57 @@ class RunRecord:
 
     def losses(self) -> dict[str, np.ndarray]:
         """Arrays of `val_losses.safetensors` by name."""
-        return dict(load_file(self.directory / "val_losses.safetensors"))
+        return read_tensors(self.directory / "val_losses.safetensors")
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file by name; IntegrityError naming it when it is none or is no use."""
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{path}: not a readable safetensors file ({reason(error)})") from None
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; a torn last line is dropped, any other bad line is an IntegrityError."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = regular_bytes(path).split(b"\n")
+    except OSError as error:
+        raise IntegrityError(f"{path}: cannot be read ({error.strerror or error})") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            row = parse_json(line)
+        except ValueError as error:
             if number == len(lines):  # no newline after it: the writer was killed in the middle of this line
                 break
             raise IntegrityError(
-                f"{path}:{number}: not a JSON line; the file was changed after it was written"
+                f"{path}:{number}: not a JSON line; the file was changed after it was written ({error})"
             ) from None
+        hold(f"{path}:{number}", row, Row)
+        rows.append(row)
     return rows
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The newest whole row of a JSON-lines file that may be growing, read from its end; None without one."""
-    if not path.exists():
+    """The newest whole row of a JSON-lines file that may be growing, read from its end; None without one.
+
+    Raises IntegrityError or ValueError when that is none.
+    """
+    if not path.is_file():
         return None
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 65_536))
         whole = file.read().split(b"\n")[1 if file.tell() > 65_536 else 0 : -1]
-    return dict(json.loads(whole[-1])) if whole else None
+    if not whole:
+        return None
+    row: dict[str, Any] = parse_json(whole[-1])
+    hold(path, row, Row)
+    return row
 
 
 def read_config(directory: Path) -> RunConfig | None:
@@ -266,7 +299,7 @@ def read_run(directory: Path, *, deep: bool = True) -> RunRecord:
         summary = read_sealed(directory / "summary.json")
         faults = _summary_faults(summary, config)
         faults = faults or file_faults(directory, _expected_files(directory, summary["files"], deep))
-    except IntegrityError as error:
+    except (IntegrityError, OSError) as error:
         return RunRecord(directory=directory, config=None, status="broken", summary=None, fault=str(error))
     if faults:
         return RunRecord(directory=directory, config=config, status="broken", summary=None, fault="; ".join(faults))
@@ -278,8 +311,9 @@ def _summary_faults(summary: dict[str, Any], config: RunConfig) -> list[str]:
         return [f"summary.json: schema_version {summary.get('schema_version')!r}; expected {SCHEMA_VERSION}"]
     if summary.get("digest") != digest(config):
         return ["summary.json: belongs to another configuration"]
-    if summary.get("status") not in ("complete", "diverged") or not isinstance(summary.get("files"), dict):
-        return ["summary.json: status or files missing"]
+    fault = misfit(Summary, summary)
+    if fault or summary["status"] not in ("complete", "diverged"):
+        return [f"summary.json: {fault or not_accepted('status', summary['status'], 'complete or diverged')}"]
     return []
 
 

@@ -23,18 +23,21 @@ from equipoise.checkpoint import (
     save_checkpoint,
 )
 from equipoise.compiled import choose_losses
-from equipoise.config import digest
+from equipoise.config import digest, load
 from equipoise.data.corpora.source import Split
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, eval_windows
 from equipoise.device import Compute, environment
-from equipoise.errors import DivergedError, IntegrityError
+from equipoise.errors import ConfigError, DivergedError, IntegrityError
+from equipoise.faults import not_accepted
 from equipoise.files import read_json, write_json
 from equipoise.model.transformer import Transformer, build
 from equipoise.optim import AdamW, make_adamw
 from equipoise.record import WEIGHTS, cut_rows, mark_rows, read_rows, rows_fault
 from equipoise.schedule import eval_steps, sample_steps
 from equipoise.score import Evaluation, Watch, evaluate, watch_nothing
+from equipoise.shapes import Environments, SessionState, hold
+from equipoise.spec.recipe import Recipe
 from equipoise.spec.run import RunConfig
 from equipoise.step import Losses
 from equipoise.trunk import TrunkConfig, best_step, branched_at, identity, read_branch, write_branch
@@ -199,7 +202,7 @@ def open_session(
     if saved is not None:
         restore_model(model, saved.model)
         restore_optimizer(model, session.optimizer, saved.optim)
-        session.progress = Progress(**saved.state["progress"])
+        session.progress = load(Progress, saved.state["progress"])
         if "branch" in saved.state:
             write_branch(directory, saved.state["branch"])
         log(f"{directory}: going on from step {saved.step}")
@@ -237,7 +240,10 @@ def _newest(session: Session) -> TrainState | None:
     """The newest checkpoint that can be gone on from."""
     directory = session.directory
     return load_latest(
-        directory / WEIGHTS, session.course.identity, session.log, lambda state: _fault(directory, state)
+        directory / WEIGHTS,
+        session.course.identity,
+        session.log,
+        lambda state: _fault(directory, state, session.run.recipe),
     )
 
 
@@ -254,9 +260,20 @@ def _kept(session: Session) -> set[int]:
     return best | session.course.stops
 
 
-def _fault(directory: Path, state: TrainState) -> str | None:
+def _fault(directory: Path, state: TrainState, recipe: Recipe) -> str | None:
     """Why a whole checkpoint cannot be gone on from: its rows, or the best weights needed in the end, are gone."""
-    best_step = state.state["progress"]["best_step"]
+    where = f"{checkpoint_path(directory / WEIGHTS, state.step)}/state.json"
+    try:
+        hold(where, state.state, SessionState)
+        progress = load(Progress, state.state["progress"])
+    except (IntegrityError, ConfigError) as error:
+        return str(error).splitlines()[0]
+    best_step = progress.best_step
+    if progress.step != state.step or not -1 <= progress.last_eval <= state.step or not 0 <= best_step <= state.step:
+        return f"{where}: progress is not that of step {state.step}"
+    group, micro = recipe.balance_group, progress.micro_sequences
+    if micro and not (group <= micro <= recipe.num_sequences and recipe.num_sequences % micro == micro % group == 0):
+        return f"{where}: {not_accepted('micro_sequences', micro, 'whole groups, and passes of equal size')}"
     if best_step not in (0, state.step):
         try:
             load_checkpoint(checkpoint_path(directory / WEIGHTS, best_step))
@@ -269,9 +286,14 @@ def _environments(directory: Path, saved: TrainState | None) -> list[dict[str, A
     """What a run that goes on from `saved` was made with before."""
     if saved is None or not saved.step:
         return []
+    if saved.state.get("environments"):
+        return list(saved.state["environments"])
+    path = directory / "environment.json"
     try:
-        return list(saved.state.get("environments") or read_json(directory / "environment.json")["environments"])
-    except (IntegrityError, KeyError, TypeError):
+        stored = read_json(path)
+        hold(path, stored, Environments)
+        return list(stored["environments"])
+    except IntegrityError:
         return [{"compute": "unknown: environment.json was lost"}]
 
 

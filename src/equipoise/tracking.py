@@ -158,7 +158,8 @@ def _hand_over(name: str, study: Path, place: str, followed: _Followed) -> None:
         followed.opened = opener(study, place, _config(folder))
     began = _began(folder)
     for line in lines:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # whether a record is whole is judged elsewhere
+        # Whether a record is whole is judged elsewhere.
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             row: dict[str, Any] = json.loads(line)
             when, numbers = began + float(row["elapsed_s"]), numbers_of(row)
             followed.opened.write(int(row["step"]), when, numbers)

@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from equipoise.config import config, differences, digest, dump, load
+from equipoise.config import check, config, differences, digest, dump, load
 from equipoise.errors import ConfigError, IntegrityError
 from equipoise.files import file_faults, read_json, read_sealed, seal, write_json
 from equipoise.record import WEIGHTS, has_begun
 from equipoise.schedule import branch_step, eval_steps, sample_steps
+from equipoise.shapes import Branched, Manifest, hold
 from equipoise.spec.model import ModelConfig
 from equipoise.spec.recipe import Recipe
 from equipoise.spec.run import RunConfig, num_steps
@@ -51,6 +52,11 @@ class TrunkConfig:
     """The budgets that branch off, ascending: they say where it is evaluated, what it keeps, and how long it is."""
     select: bool = False
     """As in a RunConfig: of no account before the end of a run, here so that its runs are the study's."""
+
+    def __post_init__(self) -> None:
+        ascending = list(self.budgets) == sorted(set(self.budgets)) and len(self.budgets) > 0
+        check(self, ("budgets", ascending and self.budgets[0] > 0, "different whole numbers, ascending, at least one"))
+        check(self, ("recipe.schedule", self.num_steps > 0, "a schedule whose budgets share updates"))
 
     @property
     def folder(self) -> str:
@@ -195,7 +201,12 @@ def checkpoint_digest(directory: Path, step: int) -> str:
 
     Raises IntegrityError when the manifest is missing or altered.
     """
-    files = read_sealed(directory / WEIGHTS / f"step-{step:08d}" / "manifest.json")["files"]
+    path = directory / WEIGHTS / f"step-{step:08d}" / "manifest.json"
+    manifest = read_sealed(path)
+    hold(path, manifest, Manifest)
+    files = manifest["files"]
+    if not {"model.safetensors", "optim.safetensors"} <= files.keys():
+        raise IntegrityError(f"{path}: weights or optimizer missing")
     return digest(
         {"step": step, **{name: files[name]["sha256"] for name in ("model.safetensors", "optim.safetensors")}}
     )
@@ -206,7 +217,9 @@ def can_branch(directory: Path, run: RunConfig) -> bool:
     step = branched_at(run)
     folder = directory / WEIGHTS / f"step-{step:08d}"
     try:
-        faults = file_faults(folder, read_sealed(folder / "manifest.json")["files"])
+        manifest = read_sealed(folder / "manifest.json")
+        hold(folder / "manifest.json", manifest, Manifest)
+        faults = file_faults(folder, manifest["files"])
         evaluated = 0 if faults else read_json(folder / "state.json")["state"]["progress"]["last_eval"]
     except (IntegrityError, KeyError, TypeError):
         return False
@@ -242,4 +255,5 @@ def read_branch(directory: Path) -> dict[str, Any] | None:
     note = read_json(path)
     if set(note) != {"step", "checkpoint"}:
         raise IntegrityError(f"{path}: expected step and checkpoint")
+    hold(path, note, Branched)
     return note

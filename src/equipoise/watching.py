@@ -8,7 +8,6 @@ Not for: showing it (the command line), judging results (`evidence`), starting r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, Literal
 from equipoise.accounting import count_flops
 from equipoise.errors import ConfigError
 from equipoise.estimate import makespan
+from equipoise.files import parse_json
 from equipoise.lock import Lock, held_to, locked_runs, read_lock
 from equipoise.record import RunRecord, read_run
 from equipoise.spec.run import RunConfig
@@ -303,8 +303,8 @@ def _newest(lines: Sequence[bytes], beginning: bytes) -> dict[str, Any] | None:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
+    with contextlib.suppress(ValueError):
+        row = parse_json(line)
         return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
     return None
 

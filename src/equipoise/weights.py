@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
+from equipoise.accounting import size_fault
 from equipoise.errors import ConfigError, IntegrityError
-from equipoise.record import WEIGHTS, read_run
+from equipoise.record import WEIGHTS, read_run, read_tensors
 from equipoise.spec.run import RunConfig
 
 
@@ -49,17 +49,26 @@ def read_weights(directory: Path, *, best: bool = False) -> Weights:
     if record.summary is None or record.status != "complete":
         then = "" if record.status == "diverged" else f"; finish it first: equipoise train {directory}"
         raise ConfigError(f"{directory}: {record.status}; expected a complete run{then}")
-    step = record.summary["best_step" if best else "steps"]
-    path = directory / WEIGHTS / f"step-{step:08d}" / "model.safetensors"
+    step = record.summary.get("best_step" if best else "steps")
+    if step is None or "params" not in record.summary:
+        raise IntegrityError(f"{directory}/summary.json: it does not say which step's weights are kept")
+    name = f"{WEIGHTS}/step-{step:08d}/model.safetensors"
+    path = directory / name
     if not path.exists():
         raise IntegrityError(
             f"{path}: deleted; expected the run's weights (to have them again, delete {directory} and run the study)"
         )
+    if name not in record.summary["files"]:
+        raise IntegrityError(f"{path}: not in the list of summary.json; the files there are not the run's own")
+    tensors = read_tensors(path)
+    fault = size_fault(record.config.model, {name: tensor.size for name, tensor in tensors.items()})
+    if fault:
+        raise IntegrityError(f"{path}: {fault}")
     return Weights(
         directory=directory,
         run=record.config,
         summary=record.summary,
         step=step,
         best=best,
-        tensors=load_file(path),
+        tensors=tensors,
     )

@@ -30,7 +30,9 @@ def study(finished: Path, tmp_path: Path) -> Path:
 
 def start(folder: Path, cache: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "equipoise", "run", "study.toml", "--cache", str(cache), *options]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, encoding="utf-8"
+    )
 
 
 def trained(folder: Path) -> dict[str, int]:

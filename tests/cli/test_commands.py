@@ -196,7 +196,12 @@ def test_what_people_do_before_and_after_training_never_loads_torch(equipoise: A
     )
     for arguments in (["plan", "study.toml"], ["status", "runs/tiny"], ["report", "runs/tiny"], ["presets"]):
         done = subprocess.run(
-            [sys.executable, "-c", script, *arguments], cwd=finished, capture_output=True, text=True, check=False
+            [sys.executable, "-c", script, *arguments],
+            cwd=finished,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
         )
         assert done.returncode == 0, (arguments, done.stderr)
 

@@ -101,8 +101,13 @@ def test_plain_lines() -> None:
     )
     assert line(RUNS[5]) == "step 0/1000 (0 %)"
     assert health(Health(busiest_frac=1.0, num_dead=0, collapsed=True)) == "100 %, collapsed"
-    assert ending(RUNS[1]) == "complete, loss 1.3100" and ending(RUNS[2]) == "failed: no space\\u001b[2J left"
-    assert ending(run_of("a", "complete")) == "complete, loss n/a" and ending(run_of("a", "stopped")) == "stopped"
+    assert (
+        ending(RUNS[1]) == "complete, validation loss 1.3100" and ending(RUNS[2]) == "failed: no space\\u001b[2J left"
+    )
+    assert (
+        ending(run_of("a", "complete")) == "complete, validation loss n/a"
+        and ending(run_of("a", "stopped")) == "stopped"
+    )
 
 
 def test_plain_lines_become_rarer() -> None:
@@ -326,7 +331,7 @@ def test_watch_elsewhere_prints_lines_and_ends_with_the_work(partly: Any, equipo
     partly.finish(working)
     note.unlink()
     rest, said = child.communicate(timeout=60)
-    assert child.returncode == 0 and f"[2/6] {working.folder}: complete, loss 4.2500" in rest.decode()
+    assert child.returncode == 0 and f"[2/6] {working.folder}: complete, validation loss 4.2500" in rest.decode()
     assert "tiny: 2 of 6 runs complete, 1 failed, 3 waiting, nobody is at work on it" in rest.decode()
     assert "dense/5120-s0: failed: no space left" in rest.decode() and b"\x1b" not in rest + said
     assert said.decode() == "to go on, or to try again what failed: equipoise run study.toml\n"

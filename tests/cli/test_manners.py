@@ -188,7 +188,7 @@ NINES = "9" * 300
         (["presets", "show", "quik"], "did you mean 'quick'?"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?; see equipoise --help"),
         (["run", "quick", "--job", "3"], "--jobs"),
-        (["status", "\x1b[31mred"], "\\u001b[31mred: no such folder"),
+        (["status", "\x1b[31mred"], "\\x1b[31mred: no such folder"),
         (["plan", "quick", "--set", 'corpus={kind="text", path=""}'], 'corpus.path: "" is not accepted; expected a'),
         (["plan", "quick", "--set", 'corpus={kind="tinystories", path="\\u0000"}'], 'corpus.path: "\\u0000" is not'),
         (["plan", "quick", "--set", 'corpus={kind="gutenberg", path=""}'], 'corpus.path: "" is not accepted'),
@@ -273,6 +273,14 @@ def test_a_table_fits_and_loses_nothing(
     assert all(f"{index}23,456" in words for index in range(8)), "no number is broken"
     assert words.count("dense-active") == len(parts(*WIDE, width))
     assert " ".join(word for word in words if word in WIDE[1][0][-1].split()).endswith("broken somewhere")
+
+
+def test_every_part_of_a_table_says_which_row_is_which() -> None:
+    headings = [("budget", True), ("arm", False), ("loss", True), ("seeds", False)]
+    rows = [["500k", "moe", "0.7528 ± 0.0213", "3 of 3"], ["500k", "dense", "0.7479 ± 0.0146", "3 of 3"]]
+    assert parts(headings, rows, 32) == [[0, 1, 2], [0, 1, 3]], "both have the same budget"
+    assert parts(headings, [rows[0], ["1M", *rows[1][1:]]], 32) == [[0, 1, 2], [0, 3]]
+    assert parts(headings, rows, 24) == [[0, 1], [0, 2], [0, 3]], "no room for both"
 
 
 def test_prose_keeps_its_indent_on_a_terminal_and_one_line_elsewhere(

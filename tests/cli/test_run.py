@@ -138,7 +138,9 @@ def test_a_signal_saves_leaves_no_orphan_and_the_study_goes_on(
     (tmp_path / "study.toml").write_bytes((finished / "study.toml").read_bytes())
     long = ["--set", "budgets=[1_024_000]", "--set", "seeds=[0]"]
     command = [sys.executable, "-m", "equipoise", "run", "study.toml", "--cache", str(tiny_cache), *long]
-    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, encoding="utf-8"
+    )
     metrics = [tmp_path / "runs" / "tiny" / arm / "1024000-s0" / "metrics.jsonl" for arm in ("moe", "dense")]
     deadline = time.monotonic() + 120
     while not all(path.exists() and path.stat().st_size > 2000 for path in metrics) and time.monotonic() < deadline:

@@ -47,7 +47,9 @@ def test_a_signal_while_the_trunk_trains_saves_it_and_the_study_goes_on(
 ) -> None:
     one = ["--set", "budgets=[1024, 1_024_000, 2_048_000]"]
     command = [sys.executable, "-m", "equipoise", "run", "study.toml", "--cache", str(tiny_cache), *one]
-    child = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, encoding="utf-8"
+    )
     metrics = folder / "runs/tiny/moe/trunk-s0/metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.stat().st_size > 2000) and time.monotonic() < deadline:

@@ -58,7 +58,7 @@ def test_a_changed_tokenizer_is_named(directory: Path) -> None:
     path.write_text(json.dumps(table), encoding="utf-8")
     assert fault(directory).startswith("D/tokenizer.json: SHA-256 ")
     path.write_text("{}", encoding="utf-8")
-    assert fault(directory).startswith("D/tokenizer.json: not a readable tokenizer file (")
+    assert fault(directory) == "D/tokenizer.json: model: missing; expected a tokenizer of this project"
 
 
 def test_files_of_another_data_set_are_named(prepared: dict[str, Dataset], directory: Path) -> None:
@@ -112,7 +112,7 @@ def edit(directory: Path, change: Callable[[dict], object]) -> None:
         (lambda i: i.update(schema_version=9), "D/dataset.json: schema_version 9; expected 1"),
         (
             lambda i: i.pop("vocab_size"),
-            "D/dataset.json: 'vocab_size' is missing or of the wrong kind; delete the directory to prepare it again",
+            "D/dataset.json: vocab_size: missing; delete the directory to prepare it again",
         ),
         (
             lambda i: i["splits"].pop("train"),
@@ -139,7 +139,7 @@ def test_missing_and_broken_files_are_named(directory: Path) -> None:
     (directory / "train.tokens").unlink()
     assert fault(directory) == "D/train.tokens: cannot be read (No such file or directory); expected a token file"
     (directory / "dataset.json").write_text("[1]", encoding="utf-8")
-    assert fault(directory) == "D/dataset.json: schema_version None; expected 1"
+    assert fault(directory) == "D/dataset.json: schema_version null; expected 1"
     (directory / "dataset.json").write_text("{", encoding="utf-8")
     assert fault(directory).startswith("D/dataset.json: not valid JSON (")
     (directory / "dataset.json").unlink()
@@ -150,4 +150,4 @@ def test_missing_and_broken_files_are_named(directory: Path) -> None:
 
 def test_pickled_arrays_are_never_loaded(directory: Path) -> None:
     np.save(directory / "train.log_probs.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert "allow_pickle=False" in fault(directory)
+    assert "Python objects" in fault(directory)

@@ -123,7 +123,7 @@ def test_the_grammar_keeps_its_log_probabilities(tmp_path: Path) -> None:
 def test_the_tokenizer_sees_train_only(corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def train(spec: BpeTokenizer, texts: object) -> TextTokenizer:
+    def train(spec: BpeTokenizer, texts: object, poll: object) -> TextTokenizer:
         seen.extend(texts)  # type: ignore[call-overload]
         return module_train(spec, iter(seen))
 
@@ -302,7 +302,7 @@ def test_files_that_change_while_read(
 def test_a_tokenizer_that_loses_text_is_noticed(
     corpus: TextCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "train_tokenizer", lambda spec, texts: _Lossy())
+    monkeypatch.setattr(module, "train_tokenizer", lambda spec, texts, poll: _Lossy())
     with pytest.raises(DataError, match=r"the tokenizer is not a byte-level one$"):
         prepare(corpus, BPE, tmp_path / "cache")
 
@@ -341,7 +341,7 @@ def test_estimates_of_a_small_corpus_are_close(
 
 
 def test_estimates_write_nothing_and_read_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stories-valid.txt").write_text("Never counted.\n" * 50, encoding="utf-8")
+    (tmp_path / "stories-valid.txt").write_text("Never counted.\n<|endoftext|>\n" * 50, encoding="utf-8")
     stories = [f"One small story about dog number {index}.\n<|endoftext|>\n" for index in range(3000)]
     (tmp_path / "stories-train.txt").write_text("".join(stories), encoding="utf-8")
     monkeypatch.setattr(module, "SAMPLE_CHARS", 2000)
@@ -359,7 +359,7 @@ def test_estimates_of_the_grammar(tmp_path: Path) -> None:
 
 
 def test_nothing_to_estimate_from(tmp_path: Path) -> None:
-    (tmp_path / "a-valid.txt").write_text("x", encoding="utf-8")
+    (tmp_path / "a-valid.txt").write_text("x\n<|endoftext|>\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
         estimate(TinyStoriesCorpus(path=str(tmp_path)), BPE)
     assert str(caught.value) == "corpus tinystories: no training text found; expected at least 3 documents"

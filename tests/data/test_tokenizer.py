@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -160,10 +161,19 @@ def test_broken_tokenizer_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(DataError, match=r"tokenizer\.json: not a readable tokenizer file \("):
         load_tokenizer(path)
-    for content in ("", "{", '{"version": "1.0"}', "null"):
+    for content in ("", "{", '{"model": {"vocab": {"a": 0}}}'):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=r"tokenizer\.json: not a readable tokenizer file \([^\n]*\)$"):
             load_tokenizer(path)
+    for content, reason in (
+        ('{"version": "1.0"}', "model: missing"),
+        ("null", "all of it: null is not accepted; expected a valid dictionary"),
+        ('{"model": {"vocab": {"a": 0.5}}}', "model.vocab.a: 0.5 is not accepted; expected a valid integer"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(DataError) as caught:
+            load_tokenizer(path)
+        assert str(caught.value) == f"{path}: {reason}; expected a tokenizer of this project"
     other = train_tokenizer(ByteTokenizer(), iter(())).to_json().replace(END_OF_TEXT, "<other>")
     path.write_text(other, encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -171,6 +181,26 @@ def test_broken_tokenizer_files_are_named(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{path}: not a byte-level tokenizer of this project; expected 256 bytes and {END_OF_TEXT} as id 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("vocab", "found"),
+    [
+        ({"a": 0, "b": 2**32 - 1}, "2 tokens with ids from 0 to 4294967295"),  # the library would try every id between
+        ({"a": -1, "b": 0}, "2 tokens with ids from -1 to 0"),
+        ({"a": 1, "b": 1}, "2 tokens with ids from 1 to 1"),
+        ({}, "no tokens"),
+    ],
+)
+def test_ids_with_a_gap_are_refused_before_the_library_sees_them(
+    tmp_path: Path, vocab: dict[str, int], found: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    table = json.loads(train_tokenizer(ByteTokenizer(), iter(())).to_json())
+    path.write_text(json.dumps({**table, "model": {**table["model"], "vocab": vocab}}), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(path)
+    assert str(caught.value) == f"{path}: {found}; expected ids from 0 without a gap, at most 1048576 of them"
 
 
 def test_the_byte_alphabet_is_the_library_s() -> None:

@@ -41,7 +41,7 @@ def compare(
     results = [read_results(path).results for path in (first, second)]
     try:
         table = compared(results[0], results[1])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
         raise IntegrityError(f"{first}, {second}: not the whole results of two studies ({said})") from None
     for study, path in zip(table["studies"], (first, second), strict=True):

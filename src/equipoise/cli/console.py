@@ -137,7 +137,8 @@ def print_table(
 ) -> None:
     """A table on stdout, with sentences below it; of each column its heading and whether it is aligned to the right.
 
-    What does not fit side by side comes below, each time behind the first column; prose breaks between words.
+    What does not fit side by side comes below, each time behind the columns that tell the rows apart; prose breaks
+    between words.
     """
     console, headings, cells = out(), list(columns), [list(row) for row in rows]
     console.print(Text(title, style="bold"), soft_wrap=not sys.stdout.isatty())
@@ -170,10 +171,15 @@ def is_prose(cells: Iterable[str]) -> bool:
 
 
 def parts(headings: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """The columns of a table, in as many parts as it takes for each to fit `width`; the first column is in all.
+    """The columns of a table, in as many parts as it takes for each to fit `width`.
+
+    In all are the first columns that tell every row from the others, or the very first where those leave no room.
 
     >>> parts([("arm", False), ("total", True), ("active", True)], [["moe", "164,672", "115,520"]], 20)
     [[0, 1], [0, 2]]
+    >>> rows = [["1M", "moe", "0.75", "3 of 3"], ["1M", "dense", "0.74", "3 of 3"]]
+    >>> parts([("budget", True), ("arm", False), ("loss", True), ("seeds", False)], rows, 22)
+    [[0, 1, 2], [0, 1, 3]]
     """
     needs = []
     for index, (heading, _) in enumerate(headings):
@@ -181,11 +187,14 @@ def parts(headings: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]], w
         whole = max(cell_len(cell) for cell in column)
         words = max(cell_len(word) for cell in column for word in cell.split() or [""])
         needs.append(min(whole, max(words, PROSE_WIDTH)) if is_prose(column[1:]) else whole)
-    found = [[0]]
-    for index in range(1, len(headings)):
-        if found[-1] != [0] and sum(needs[i] + COLUMN_GAP for i in found[-1]) + needs[index] > width:
-            found.append([0])
-        found[-1].append(index)
+    keys = next((list(range(n)) for n in (1, 2, 3) if len({tuple(row[:n]) for row in rows}) == len(rows)), [0])
+    if sum(needs[i] + COLUMN_GAP for i in keys) + max(needs[len(keys) :], default=0) > width:
+        keys = [0]
+    found = [keys]
+    for index in range(len(keys), len(headings)):
+        if found[-1] != keys and sum(needs[i] + COLUMN_GAP for i in found[-1]) + needs[index] > width:
+            found.append(keys)
+        found[-1] = [*found[-1], index]
     return found
 
 

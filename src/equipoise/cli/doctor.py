@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from equipoise.cli.console import JsonOption, default_cache, emit_json, show_table
+from equipoise.cli.console import JsonOption, default_cache, emit_json, print_table
 from equipoise.text import size
 
 CORE = (
@@ -49,8 +49,10 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         emit_json({"checks": [{"name": name, "found": found, "ok": ok} for name, found, ok in checks]})
     else:
-        show_table(
-            "Equipoise on this machine", ["", "found", ""], [[n, f, "ok" if ok else "MISSING"] for n, f, ok in checks]
+        print_table(
+            "Equipoise on this machine",
+            [("", False), ("", False), ("found", False)],
+            [[name, "ok" if ok else "MISSING", found] for name, found, ok in checks],
         )
     if not all(ok for _, _, ok in checks):
         raise typer.Exit(1)

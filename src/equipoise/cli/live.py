@@ -202,5 +202,5 @@ def line(run: Watched) -> str:
 def ending(run: Watched) -> str:
     """What became of a run, in a line."""
     if run.state == "complete":
-        return f"complete, loss {loss(run.eval_loss) if run.eval_loss is not None else MISSING}"
+        return f"complete, validation loss {loss(run.eval_loss) if run.eval_loss is not None else MISSING}"
     return f"{run.state}: {one_line(run.message)}" if run.message else run.state

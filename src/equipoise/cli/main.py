@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -32,13 +33,16 @@ from equipoise.cli import (
 from equipoise.cli.console import emit_json, say
 from equipoise.cli.output import prepare_outputs
 from equipoise.errors import EquipoiseError, ResourceError
+from equipoise.faults import printable
 from equipoise.machine import is_out_of_memory
-from equipoise.text import visible
 
 EPILOG = (
     "Exit codes: 0 ok · 1 unexpected · 2 usage or study file · 3 data · 4 diverged · 5 integrity · 6 held by another "
     "process · 7 memory or disk · 129 terminal closed, 130 Ctrl-C and 143 SIGTERM, each after saving."
 )
+
+MAX_LINES: Final = 100
+"""Faults that are told one by one."""
 
 app = typer.Typer(
     name="equipoise",
@@ -65,22 +69,18 @@ def _root(
     """Declare a study in TOML; plan it, run it, read the verdicts."""
 
 
-app.command(name="run")(run.run)
-app.command(name="plan")(plan.plan)
-app.command(name="status")(reports.status)
-app.command(name="watch")(watch.watch)
-app.command(name="report")(reports.report)
-app.command(name="compare")(compare.compare)
-app.command(name="power")(power.power)
+def _help(command: Callable[..., Any]) -> str:
+    """What a command says of itself, a paragraph a line: the terminal breaks lines, not the source."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(command.__doc__ or "").split("\n\n"))
+
+
+for _command in (
+    *(run.run, plan.plan, reports.status, watch.watch, reports.report, compare.compare, power.power),
+    *(train.train, sample.sample, probe.probe, evaluate.evaluate, export.export),
+    *(doctor.doctor, selftest.selftest, bench.bench),
+):
+    app.command(help=_help(_command))(_command)
 app.add_typer(presets.app, name="presets")
-app.command(name="train")(train.train)
-app.command(name="sample")(sample.sample)
-app.command(name="probe")(probe.probe)
-app.command(name="evaluate")(evaluate.evaluate)
-app.command(name="export")(export.export)
-app.command(name="doctor")(doctor.doctor)
-app.command(name="selftest")(selftest.selftest)
-app.command(name="bench")(bench.bench)
 app.command(name="gauge", hidden=True)(bench.gauge)
 
 
@@ -89,8 +89,11 @@ def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseErr
     if as_json:
         with contextlib.suppress(EquipoiseError):  # stdout itself may be what cannot be written
             emit_json({"error": {"exit_code": exit_code, "kind": kind, "message": message}})
-    for line in message.splitlines():
-        say(f"error: {visible(line)}")
+    lines = message.split("\n")
+    for line in lines[:MAX_LINES]:
+        say(f"error: {printable(line)}")
+    if len(lines) > MAX_LINES:
+        say(f"error: and {len(lines) - MAX_LINES:,} more")
     return exit_code
 
 

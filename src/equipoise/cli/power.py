@@ -65,9 +65,10 @@ def show_power(planned: Mapping[str, Any]) -> None:
         larger = any(row["than"] for row in planned["contrasts"])
         assumed += ", or of one lead over another by as much" if larger else ""
     facts = (
-        f"Seeds for a power of {planned['power']:.0%} in t tests over paired seeds, if the truth is what is assumed: "
-        f"{assumed}. α: the study's level ÷ the number of claims.",
-        f"Limit of the sd: its upper {planned['sd_confidence']:.0%} limit, because few seeds know their spread badly.",
+        f"Seeds for a power of {100 * planned['power']:.0f} % in t tests over paired seeds, if the truth is what is "
+        f"assumed: {assumed}. α: the study's level ÷ the number of claims.",
+        f"Limit of the sd: its upper {100 * planned['sd_confidence']:.0f} % limit, because few seeds know their spread "
+        "badly.",
     )
     print_table(f"Seeds needed: {one_line(planned['name'])}", columns, rows, facts)
 

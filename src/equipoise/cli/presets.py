@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, one_of, place, say, show_table
+from equipoise.cli.console import JsonOption, emit_json, one_of, place, print_table, say
 from equipoise.errors import ConfigError
 from equipoise.faults import did_you_mean
 
@@ -51,9 +51,9 @@ def presets(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         emit_json({"presets": rows})
     else:
-        show_table(
+        print_table(
             "Presets",
-            ["name", "corpus", "runs", "question"],
+            [("name", False), ("corpus", False), ("runs", True), ("question", False)],
             [[str(row["name"]), str(row["corpus"]), str(row["runs"]), str(row["question"])] for row in rows],
         )
 

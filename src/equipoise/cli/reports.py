@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from equipoise.cli.console import JsonOption, emit_json, out, place, print_table, prose, say, show_table
+from equipoise.errors import IntegrityError
 from equipoise.report import crossings, fairness, statements, tables, values, verdicts
 from equipoise.report.values import Cell, Table
 from equipoise.report.verdicts import Effect
@@ -63,9 +64,9 @@ def status(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     if as_json:
         emit_json({"study": lock.study.name, "runs": rows, "trunks": trunks})
         return
-    show_table(
+    print_table(
         f"{lock.study.name}: {sum(r['status'] == 'complete' for r in rows)} of {len(rows)} runs complete",
-        ["run", "status", "step", "loss", "time", "note"],
+        [("run", False), ("status", False), ("step", True), ("val loss", True), ("time", True), ("note", False)],
         [
             [
                 r["run"],
@@ -93,7 +94,7 @@ def _newest_row(directory: Path) -> dict[str, Any] | None:
     """The last row of a record that may be growing or damaged; what lies there is judged when it is gone on from."""
     from equipoise.record import last_row
 
-    with contextlib.suppress(ValueError, TypeError, OSError):
+    with contextlib.suppress(ValueError, TypeError, OSError, IntegrityError):
         return last_row(directory / "metrics.jsonl")
     return None
 

@@ -35,6 +35,7 @@ from equipoise.cli.progress import Progress
 from equipoise.cli.reports import show_results, write_outputs
 from equipoise.cli.track import TrackOption, check_trackers, tracked
 from equipoise.errors import EquipoiseError, LockedError
+from equipoise.faults import printable
 from equipoise.text import one_line
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def run(
     cache: CacheOption = None,
     device: DeviceOption = "auto",
     share: Annotated[
-        bool, typer.Option("--share", help="Work with other processes on one study: take the runs nobody is at.")
+        bool,
+        typer.Option(
+            "--share", help="Work with other processes on one study: take runs nobody is at, one at a time or --jobs."
+        ),
     ] = False,
     auto_micro_batch: MicroOption = False,
     quiet: QuietOption = False,
@@ -99,7 +103,7 @@ def run(
                 spec,
                 directory,
                 cache or default_cache(),
-                command=shlex.join(["equipoise", *sys.argv[1:]]),
+                command=printable(shlex.join(["equipoise", *sys.argv[1:]])),
                 say=lambda line: say(line, quiet),
                 should_stop=lambda: stop() != 0,
             )

@@ -30,6 +30,7 @@ def sample(
 
     Example: equipoise sample runs/quick/moe/500000-s0 "Once upon a time" --temperature 0.8 --seed 1
     """
+    from equipoise.accounting import size_fault
     from equipoise.checkpoint import checkpoint_path, load_checkpoint, load_latest, restore_model
     from equipoise.config import digest
     from equipoise.data.tokenizer import load_tokenizer
@@ -57,6 +58,9 @@ def sample(
         except IntegrityError as error:
             why = str(error)
         say(f"warning: {why}; these are the weights of step {saved.step:,}")
+    fault = size_fault(run.model, {name: tensor.numel() for name, tensor in saved.model.items()})
+    if fault:
+        raise IntegrityError(f"{directory}/checkpoints: {fault}")
     model = build(run.model, run.seed)
     restore_model(model, saved.model)
     tokenizer = load_tokenizer(directory / "tokenizer.json")

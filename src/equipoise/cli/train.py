@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -27,8 +28,8 @@ from equipoise.cli.console import (
     waiting,
 )
 from equipoise.cli.track import TrackOption, check_trackers, tracked
-from equipoise.errors import ConfigError, DataError
-from equipoise.faults import did_you_mean
+from equipoise.errors import ConfigError, DataError, IntegrityError
+from equipoise.faults import did_you_mean, printable
 from equipoise.text import number
 
 
@@ -119,8 +120,9 @@ def _of_directory(directory: Path, is_trunk: bool, data: Path | None, cache: Pat
     if data:
         return run, directory, open_dataset(data)
     for path in sorted(cache.glob("*/dataset.json")):
-        if read_json(path).get("digest") == run.data:
-            return run, directory, open_dataset(path.parent)
+        with contextlib.suppress(IntegrityError):  # what is wrong with another data set is none of this run's business
+            if read_json(path).get("digest") == run.data:
+                return run, directory, open_dataset(path.parent)
     raise DataError(
         f"{directory}: its data set {run.data[:12]}… is not in {cache}; "
         "run the study again to prepare it, or pass --data DIR"
@@ -158,7 +160,7 @@ def _of_study(
             spec,
             directory,
             cache,
-            command=shlex.join(["equipoise", *sys.argv[1:]]),
+            command=printable(shlex.join(["equipoise", *sys.argv[1:]])),
             say=lambda line: say(line, quiet),
             should_stop=lambda: stop() != 0,
         )

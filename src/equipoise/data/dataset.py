@@ -8,7 +8,6 @@ and of the tokenizer asked for, so nothing is tokenised twice. Not for: making o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,17 +16,44 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
-from equipoise.config import digest, dump
+from equipoise.config import digest, dump, misfit
 from equipoise.data.corpora import SPLITS, Source, Split, open_corpus
-from equipoise.data.tokenfile import ids_sha256, map_tokens, read_header
+from equipoise.data.tokenfile import check_ids, ids_sha256, map_tokens, read_header
 from equipoise.data.tokenizer import TextTokenizer, load_tokenizer
 from equipoise.errors import DataError
-from equipoise.files import file_sha256
+from equipoise.faults import cut, printable, reason, show
+from equipoise.files import check_regular, file_sha256, parse_json, regular_bytes
 from equipoise.spec.data import Corpus, Tokenizer
 
 SCHEMA_VERSION: Final = 1
 """Of `dataset.json`, and part of the cache key: raised whenever the same corpus would be written otherwise."""
+
+
+class _Split(TypedDict):
+    documents: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+class Described(TypedDict):
+    """What `dataset.json` says, as far as anyone computes with it or shows it."""
+
+    kind: str
+    title: str
+    licence: str
+    digest: str
+    corpus: str
+    vocab_size: int
+    eot_id: int
+    files: list[dict[str, Any]]
+    notes: list[str]
+    tokenizer: dict[str, Any]
+    splits: dict[str, _Split]
+    blank_documents: int
+    duplicates: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +136,16 @@ def open_dataset(directory: Path) -> Dataset:
     """Open a prepared data set, checking that its files belong together; raises DataError naming the file."""
     path = directory / "dataset.json"
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = parse_json(regular_bytes(path))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a prepared data set") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); expected a prepared data set") from None
     except ValueError as error:
         raise DataError(f"{path}: not valid JSON ({error}); delete the directory to prepare it again") from None
     if not isinstance(info, dict) or info.get("schema_version") != SCHEMA_VERSION:
         found = info.get("schema_version") if isinstance(info, dict) else None
-        raise DataError(f"{path}: schema_version {found}; expected {SCHEMA_VERSION}")
+        raise DataError(f"{path}: schema_version {show(found)}; expected {SCHEMA_VERSION}")
+    if fault := misfit(Described, info):
+        raise DataError(f"{path}: {fault}; delete the directory to prepare it again")
     try:
         _check_files(directory, info)
     except (KeyError, TypeError) as error:
@@ -132,7 +160,8 @@ def _check_files(directory: Path, info: dict[str, Any]) -> None:
     tokenizer_path = directory / "tokenizer.json"
     tokenizer = load_tokenizer(tokenizer_path)
     if tokenizer.digest != info["tokenizer"]["digest"]:
-        raise DataError(f"{tokenizer_path}: SHA-256 {tokenizer.digest}; expected {info['tokenizer']['digest']}")
+        wanted = _said(info["tokenizer"]["digest"])
+        raise DataError(f"{tokenizer_path}: SHA-256 {tokenizer.digest}; expected {wanted}")
     for split in SPLITS:
         path = directory / f"{split}.tokens"
         header, said = read_header(path), info["splits"][split]
@@ -146,18 +175,37 @@ def _check_files(directory: Path, info: dict[str, Any]) -> None:
             ("SHA-256 of the ids", ids_sha256(path), said["sha256"]),
         ):
             if found != expected:
-                raise DataError(f"{path}: {name} {found}; expected {expected} as dataset.json says")
-        if info["kind"] == "grammar":
-            _check_log_probs(log_probs_path(directory, split), header.num_documents, said["log_probs"])
+                raise DataError(f"{path}: {name} {found}; expected {_said(expected)} as dataset.json says")
+        check_ids(path, tokenizer.eot_id)
+        log_probs = log_probs_path(directory, split)
+        if info["kind"] == "grammar" or log_probs.exists():
+            _check_log_probs(log_probs, header.num_documents, said["log_probs"])
+    hashes = {split: info["splits"][split]["sha256"] for split in SPLITS}
+    for name, found, expected in (
+        ("vocab_size", info["vocab_size"], tokenizer.vocab_size),
+        ("eot_id", info["eot_id"], tokenizer.eot_id),
+        ("digest", info["digest"], content_digest(hashes, tokenizer.vocab_size, tokenizer.digest)),
+    ):
+        if found != expected:
+            raise DataError(f"{directory / 'dataset.json'}: {name} {show(found)}; expected {show(expected)}")
+
+
+def _said(value: object) -> str:
+    return cut(printable(str(value)))
 
 
 def _check_log_probs(path: Path, num_documents: int, sha256: str) -> None:
     try:
-        shape = np.load(path, allow_pickle=False).shape
+        check_regular(path)
+        # Mapped, so that a header which asks for more than the file holds takes no memory; a .npz has no shape.
+        mapped = np.load(path, allow_pickle=False, mmap_mode="r")
+        shape = mapped.shape if isinstance(mapped, np.ndarray) and mapped.dtype == np.float64 else None
         found = file_sha256(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); expected a NumPy file") from None
+    except Exception as error:  # NumPy's reader of headers also raises whatever Python's own parser does
+        raise DataError(f"{path}: cannot be read ({reason(error)}); expected a NumPy file") from None
     if shape != (2, num_documents):
         raise DataError(f"{path}: shape {shape}; expected (2, {num_documents})")
     if found != sha256:
-        raise DataError(f"{path}: SHA-256 {found}; expected {sha256} as dataset.json says")
+        raise DataError(f"{path}: SHA-256 {found}; expected {_said(sha256)} as dataset.json says")
+    if not (mapped <= 0).all() or np.isinf(mapped).any():
+        raise DataError(f"{path}: holds what is no log-probability; expected finite numbers up to 0")

@@ -139,7 +139,7 @@ def _build(
     say(f"data: reading {source.title}")
     placed = assign(source, poll)
     say(f"data: {int((placed.split_of == TRAIN).sum()):,} training documents; training the tokenizer")
-    tokenizer = train_tokenizer(spec, _training_texts(source, placed, poll))
+    tokenizer = train_tokenizer(spec, _training_texts(source, placed, poll), poll)
     say(f"data: vocabulary {tokenizer.vocab_size:,}; encoding")
     headers, hashes = _encode(source, placed, tokenizer, directory, say, poll)
     write_bytes(directory / "tokenizer.json", tokenizer.to_json().encode())

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from equipoise.data.corpora.source import SPLITS, Source
 from equipoise.errors import DataError
+from equipoise.faults import printable
 
 VALIDATION_SHARE: Final = 0.05
 SELECTION_SHARE: Final = 0.01
@@ -181,7 +182,7 @@ def _cut(
 
 
 def _where(source: Source) -> str:
-    return f"{len(source.files)} files" if len(source.files) != 1 else source.files[0].name
+    return f"{len(source.files)} files" if len(source.files) != 1 else printable(source.files[0].name)
 
 
 def _document(source: Source) -> str:

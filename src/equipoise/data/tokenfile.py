@@ -21,6 +21,8 @@ from equipoise.errors import DataError
 MAGIC: Final = b"EQPTOKEN"
 VERSION: Final = 1
 HEADER_BYTES: Final = 128
+CHECKED_AT_ONCE: Final = 1 << 22
+"""Ids compared at once: bounds the memory of it."""
 # magic, version, bytes per id, vocabulary, count, documents, bytes of raw text, tokenizer SHA-256, corpus SHA-256
 _HEADER: Final = struct.Struct("<8sIIQQQQ32s32s")
 
@@ -121,6 +123,8 @@ def _pack(header: TokenHeader) -> bytes:
 def read_header(path: Path) -> TokenHeader:
     """The header of a token file, checked against magic, version, dtype and the file's length; else DataError."""
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is no regular file; expected a token file")
         size = path.stat().st_size
         with path.open("rb") as stream:
             data = stream.read(HEADER_BYTES)
@@ -155,6 +159,21 @@ def ids_sha256(path: Path) -> str:
     with path.open("rb") as stream:
         stream.seek(HEADER_BYTES)
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_ids(path: Path, eot_id: int) -> None:
+    """Compare the ids themselves with the header; DataError where one is no id, or ends are not one a document.
+
+    An id beyond the vocabulary would be an obscure error within a model, on a GPU one that takes the process along.
+    """
+    header, ids = read_header(path), map_tokens(path)
+    blocks = [ids[start : start + CHECKED_AT_ONCE] for start in range(0, len(ids), CHECKED_AT_ONCE)]
+    largest = max((int(block.max()) for block in blocks), default=0)
+    if largest >= header.vocab_size:
+        raise DataError(f"{path}: token id {largest} met; expected 0 to {header.vocab_size - 1}")
+    ends = sum(int(np.count_nonzero(block == eot_id)) for block in blocks)
+    if ends != header.num_documents or (len(ids) and int(ids[-1]) != eot_id):
+        raise DataError(f"{path}: {ends} ends of text in {header.num_documents} documents; expected one after each")
 
 
 def map_tokens(path: Path) -> NDArray[np.unsignedinteger]:

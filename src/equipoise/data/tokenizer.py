@@ -7,14 +7,16 @@ id 0 and is only ever put between documents by us: text that looks like it stays
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +26,15 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
+from typing_extensions import TypedDict
 
+from equipoise.config import misfit
 from equipoise.errors import DataError
+from equipoise.faults import reason
+from equipoise.files import parse_json, regular_bytes
 from equipoise.machine import usable_cores
 from equipoise.spec.data import BpeTokenizer, ByteTokenizer
+from equipoise.spec.model import MAX_VOCAB
 
 NUM_BYTES: Final = 256
 END_OF_TEXT: Final = "<|endoftext|>"
@@ -37,13 +44,22 @@ MIN_FREQUENCY: Final = 2
 PIECE_CHARS: Final = 8192
 """Texts are encoded in pieces of about this many characters: measured twice as fast as one call of 5 MB."""
 
+MAX_RUN: Final = 1 << 14
+"""Characters that may stand without a place where pieces can be cut. The library takes a run for one word, and learning
+merges from a word takes time that grows with the square of its length: a line of 1 MB without a blank took minutes."""
+CUT_CHARS: Final = 512
+"""Length of the pieces that a longer run is cut into, wherever that falls."""
+
 _BOUNDARY: Final = re.compile(r"(?<=\S)[ \n]")
+_INNER: Final = re.compile(r"(?<=[^\W_])[^\w\s]")  # what follows a letter or digit and is neither begins a word too
 CHARS_AT_ONCE: Final = 1 << 21
 """Characters encoded at once: bounds what the library holds (some 150 bytes a token)."""
 PIECES_A_THREAD: Final = 16
 """A thread for fewer pieces is not worth starting."""
 MAX_THREADS: Final = 8
 """Threads that encode at once: more gain nothing beside the making of arrays, which they share."""
+POLL_S: Final = 0.1
+"""Seconds between two looks at whether learning merges should stop."""
 
 # Where this variable says true, the library's thread pool dead-locks in a process forked after its use; where it is not
 # set, older versions warn at every fork. Threads of our own, which end with each call, take its place for encoding.
@@ -168,17 +184,16 @@ class TextTokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def train_tokenizer(spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str]) -> TextTokenizer:
+def train_tokenizer(
+    spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str], poll: Callable[[], None] = lambda: None
+) -> TextTokenizer:
     """A tokenizer of the wanted kind, its merges learnt from `texts` (not read for plain bytes).
 
     The result does not depend on the machine; the vocabulary is smaller than asked for when the texts hold too few
-    pairs that occur at least twice.
+    pairs that occur at least twice. `poll` is called several times a second and may raise.
     """
     if isinstance(spec, ByteTokenizer):
-        alphabet = {token: 1 + byte for byte, token in enumerate(byte_alphabet())}
-        library = _around(BPE(vocab={END_OF_TEXT: EOT_ID, **alphabet}, merges=[]))
-        library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-        return _frozen(library)
+        return _frozen(_byte_tokenizer())
     library = _around(BPE())
     trainer = BpeTrainer(
         vocab_size=spec.vocab_size,
@@ -187,21 +202,84 @@ def train_tokenizer(spec: BpeTokenizer | ByteTokenizer, texts: Iterator[str]) ->
         special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
         initial_alphabet=ByteLevel.alphabet(),
     )
-    library.train_from_iterator((piece for text in texts for piece in split_text(text, PIECE_CHARS)), trainer=trainer)
+    pieces = (piece for text in texts for piece in split_text(text, PIECE_CHARS))
+    _interruptible(lambda: library.train_from_iterator(pieces, trainer=trainer), poll)
     return _frozen(library)
+
+
+def _interruptible(work: Callable[[], None], poll: Callable[[], None]) -> None:
+    """Do `work` in a thread while this one calls `poll`: within the library, for minutes, no signal is heard.
+
+    What `work` raises is raised here. When `poll` raises, the thread is left behind and ends with the process.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_S)
+        poll()
+    if raised:
+        raise raised[0]
 
 
 def load_tokenizer(path: Path) -> TextTokenizer:
     """A tokenizer from a `tokenizer.json` that this module wrote; raises DataError naming the file."""
     try:
-        library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+        content = regular_bytes(path)
+        _check_ids(path, parse_json(content))  # first: the library walks through every id up to the largest
+        library = LibraryTokenizer.from_str(content.decode("utf-8"))
+        read = json.loads(library.to_str())
+    except DataError:
+        raise
     except Exception as error:  # the library raises bare Exception for a broken file
-        raise DataError(f"{path}: not a readable tokenizer file ({str(error).splitlines()[0]})") from None
+        raise DataError(f"{path}: not a readable tokenizer file ({reason(error)})") from None
     if library.token_to_id(END_OF_TEXT) != EOT_ID or any(library.token_to_id(byte) is None for byte in byte_alphabet()):
         raise DataError(
             f"{path}: not a byte-level tokenizer of this project; expected 256 bytes and {END_OF_TEXT} as id 0"
         )
+    if _around_vocabulary(read) != _around_vocabulary(json.loads(_byte_tokenizer().to_str())):
+        raise DataError(
+            f"{path}: does more than byte-level BPE; expected a tokenizer of this project: no normalizer, no template, "
+            f"no special token but {END_OF_TEXT}"
+        )
     return _frozen(library)
+
+
+class _Model(TypedDict):
+    vocab: dict[str, int]
+
+
+class _File(TypedDict):
+    model: _Model
+
+
+def _check_ids(path: Path, table: Any) -> None:
+    if fault := misfit(_File, table):
+        raise DataError(f"{path}: {fault}; expected a tokenizer of this project")
+    ids = sorted(table["model"]["vocab"].values())
+    if not ids or ids != list(range(len(ids))) or len(ids) > MAX_VOCAB:
+        found = f"{len(ids)} tokens with ids from {ids[0]} to {ids[-1]}" if ids else "no tokens"
+        raise DataError(f"{path}: {found}; expected ids from 0 without a gap, at most {MAX_VOCAB} of them")
+
+
+def _around_vocabulary(table: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer file without what training decides: what it does to text besides merging bytes."""
+    model = {key: value for key, value in table["model"].items() if key not in ("vocab", "merges")}
+    return {**table, "model": model}
+
+
+def _byte_tokenizer() -> LibraryTokenizer:
+    alphabet = {token: 1 + byte for byte, token in enumerate(byte_alphabet())}
+    library = _around(BPE(vocab={END_OF_TEXT: EOT_ID, **alphabet}, merges=[]))
+    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return library
 
 
 def _around(model: BPE) -> LibraryTokenizer:
@@ -231,16 +309,23 @@ def split_text(text: str, size: int) -> list[str]:
 
     A piece begins at a blank or line end after something that is no white space. The pre-tokenizer's pattern has
     white space only at the start of a match that goes on with anything else, so a match ends at every such place, and
-    none of its look-aheads passes over it: encoding the pieces gives the tokens of the whole (tested). A run without
-    such a place stays whole.
+    none of its look-aheads passes over it: encoding the pieces gives the tokens of the whole (tested). Where the next
+    `MAX_RUN` characters have no such place, a sign after a letter or digit serves as well; where there is none either,
+    as in a line of base64 or a genome, the run is cut into pieces of `CUT_CHARS`, which tokens then do not cross.
     """
     if len(text) <= size:
         return [text]
     pieces: list[str] = []
     start = 0
-    while len(text) - start > size and (found := _BOUNDARY.search(text, start + size)):
-        pieces.append(text[start : found.start()])
-        start = found.start()
+    while len(text) - start > size:
+        place, last = start + size, start + size + MAX_RUN
+        found = _BOUNDARY.search(text, place, last) or _INNER.search(text, place, last)
+        if not found and last >= len(text):
+            break
+        cuts = [found.start()] if found else range(place, last, CUT_CHARS)
+        for cut in cuts:
+            pieces.append(text[start:cut])
+            start = cut
     pieces.append(text[start:])
     return pieces
 

@@ -19,6 +19,7 @@ from equipoise.export.names import their_tensors
 from equipoise.export.translate import from_huggingface, to_huggingface
 from equipoise.files import describe_file, read_json, sync_folder, write_bytes, write_json
 from equipoise.record import WEIGHTS
+from equipoise.shapes import Environments, hold
 from equipoise.weights import Weights
 
 
@@ -38,7 +39,9 @@ def export(weights: Weights, destination: Path) -> dict[str, Any]:
     config = to_huggingface(model, seq_len=seq_len, eot_id=eot_id)
     tensors = their_tensors(model, weights.tensors)
     checkpoint = f"{WEIGHTS}/step-{weights.step:08d}/model.safetensors"
-    environments = read_json(weights.directory / "environment.json")["environments"]
+    stored = read_json(weights.directory / "environment.json")
+    hold(weights.directory / "environment.json", stored, Environments)
+    environments = stored["environments"]
     card = model_card(weights, environments, weights.summary["files"][checkpoint]["sha256"])
     destination.absolute().parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.absolute().with_name(f".{destination.name}.{os.getpid()}.tmp")

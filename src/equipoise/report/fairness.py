@@ -40,7 +40,7 @@ def contracts_table(results: Mapping[str, Any], metric: str) -> Table:
         if row["metric"] != metric:
             continue
         pair, budget = f"{row['left']} \u2212 {row['right']}", text.short(row["budget"])
-        head = Cell(text=pair, head=True, arm=arm_index(results, row["right"]), marks=added(row))
+        head = Cell(text=pair, head=True, arm=arm_index(results, row["left"]), marks=added(row))
         rows.append(
             (
                 head,
@@ -81,7 +81,7 @@ def contracts_list(results: Mapping[str, Any], metric: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in (row for row in results["contracts"]["rows"] if row["metric"] == metric):
         pair, budget = f"{row['left']} \u2212 {row['right']}", text.short(row["budget"])
-        head = Cell(text=pair, head=True, arm=arm_index(results, row["right"]), marks=added(row))
+        head = Cell(text=pair, head=True, arm=arm_index(results, row["left"]), marks=added(row))
         agreements.append((_agreement(row["agreement"]), pair))
         flips += [(_flips(row["flips"]), f"{pair} at {budget}")] if row["flips"] else []
         for name, said in CONTRACTS.items():
@@ -197,7 +197,7 @@ def sweep_table(results: Mapping[str, Any], metric: str) -> Table | None:
         for said, cell in listed:
             rows.append(
                 (
-                    Cell(text=pair, head=True, arm=arm_index(results, row["right"]), marks=added(row)),
+                    Cell(text=pair, head=True, arm=arm_index(results, row["left"]), marks=added(row)),
                     Cell(text=budget, number=True),
                     Cell(text=said, prose=True),
                     Cell(
@@ -292,7 +292,7 @@ def _step_times(contracts: Mapping[str, Any]) -> tuple[str, ...]:
     where = times["environment"]
     machine = ", ".join(str(where[name]) for name in ("cpu", "device", "torch") if where.get(name))
     updates = ", ".join(
-        f"{arm} {1e3 * seconds:.1f} ms (spread {text.percent(times['spread'][arm])})"
+        f"{arm} {1e3 * seconds:.1f} ms (spread {100 * times['spread'][arm]:.0f} %)"
         for arm, seconds in times["step_s"].items()
     )
     busy = (

@@ -94,7 +94,6 @@ def render_html(results: Mapping[str, Any]) -> str:
         contracts=fairness.tables(results, metric),
         runs=details.runs_table(results),
         plots=_plots(results),
-        curve_axes=curves.AXES,
         curve_data=_curve_data(results),
         routing=_routing_panes(results),
         explorer=explorer.view(results, lambda *run: _run_marks(results, *run)),

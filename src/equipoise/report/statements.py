@@ -19,6 +19,9 @@ NOTHING: Final = "–"
 PACKAGES: Final = ("torch", "numpy", "tokenizers")
 """What numbers depend on beside Equipoise itself."""
 
+DIGESTS: Final = {"sha256": "SHA-256 of its tokens", "log_probs": "SHA-256 of its known log-probabilities"}
+"""Fields of a split that are digests, in words."""
+
 
 def scope(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """(topic, sentence) pairs: how large, on what, and what so many seeds can tell."""
@@ -99,12 +102,22 @@ def splits_table(results: Mapping[str, Any]) -> Table:
     fields = list(dict.fromkeys(field for name in order for field in splits[name]))
     return Table(
         title="The splits",
-        header=(Cell(text="split"), *(Cell(text=field.replace("_", " "), number=True) for field in fields)),
+        header=(
+            Cell(text="split"),
+            *(
+                Cell(text=DIGESTS.get(field) or field.replace("_", " "), number=field not in DIGESTS)
+                for field in fields
+            ),
+        ),
         rows=tuple(
-            (Cell(text=name, head=True), *(Cell(text=_value(splits[name].get(field)), number=True) for field in fields))
-            for name in order
+            (Cell(text=name, head=True), *(_of_split(splits[name], field) for field in fields)) for name in order
         ),
     )
+
+
+def _of_split(split: Mapping[str, Any], field: str) -> Cell:
+    digest = field in DIGESTS
+    return Cell(text=_value(split.get(field)), number=not digest, prose=digest)
 
 
 def study_text(results: Mapping[str, Any]) -> str:

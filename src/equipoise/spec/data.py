@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from equipoise.config import TAG, check, config
+from equipoise.config import TAG, at_most, check, config
+from equipoise.spec.model import MAX_VOCAB
+
+MAX_DOCUMENTS: Final = 10**8
+"""Stories of a grammar: 40 GB of text."""
 
 PATH: Final = "a file or folder; the current folder is written ."
 
@@ -35,6 +39,7 @@ class GrammarCorpus:
             ("num_documents", self.num_documents >= 1, "at least 1"),
             ("num_validation", self.num_validation >= 1, "at least 1"),
             ("num_selection", self.num_selection >= 1, "at least 1"),
+            *at_most(self, num_documents=MAX_DOCUMENTS, num_validation=MAX_DOCUMENTS, num_selection=MAX_DOCUMENTS),
         )
 
 
@@ -88,7 +93,11 @@ class BpeTokenizer:
     """Requested size, at least 257 (256 bytes + end-of-text); the model takes the size really reached."""
 
     def __post_init__(self) -> None:
-        check(self, ("vocab_size", self.vocab_size >= 257, "at least 257 (256 bytes and the end-of-text)"))
+        check(
+            self,
+            ("vocab_size", self.vocab_size >= 257, "at least 257 (256 bytes and the end-of-text)"),
+            *at_most(self, vocab_size=MAX_VOCAB),
+        )
 
 
 @config

@@ -10,12 +10,25 @@ import dataclasses
 from fractions import Fraction
 from typing import Annotated, Final, Literal
 
-from equipoise.config import TAG, check, config
+from equipoise.config import TAG, at_most, check, config
 
 Width = Literal["d_model", "ffn.d_ff", "ffn.d_expert"]
 """The widths that matching can solve."""
 RouterKind = Literal["learned", "frozen", "hash", "random"]
 """How experts are chosen: by trained weights, or by one of the control routers, which learn nothing."""
+
+# Some times the largest that anyone has published, so that a slip of a digit or a hostile file is told before memory is
+# asked for. What a machine can hold is less; planning tells.
+MAX_LAYERS: Final = 1_024
+MAX_HEADS: Final = 4_096
+MAX_EXPERTS: Final = 4_096
+MAX_WIDTH: Final = 1 << 17
+"""Of `d_model`."""
+MAX_HIDDEN: Final = 1 << 20
+"""Of `d_ff` and `d_expert`."""
+MAX_VOCAB: Final = 1 << 20
+MAX_RATIO: Final = 1_024
+"""Of a hidden width to `d_model`."""
 
 
 @config
@@ -32,6 +45,7 @@ class WidthRule:
             self,
             ("ratio", self.ratio > 0, "above 0"),
             ("multiple_of", self.multiple_of >= 8 and self.multiple_of % 8 == 0, "a multiple of 8"),
+            *at_most(self, ratio=MAX_RATIO, multiple_of=MAX_HIDDEN),
         )
 
     def width(self, d_model: int) -> int:
@@ -142,6 +156,7 @@ class MoEFFN:
                 "false beside top_k = 1: divided by itself, a weight gives the router no language-model gradient "
                 "(to study that, set allow_no_router_gradient = true)",
             ),
+            *at_most(self, num_experts=MAX_EXPERTS, num_shared_experts=MAX_EXPERTS),
         )
 
     @property
@@ -204,6 +219,8 @@ class ModelConfig:
             ("rope_theta", self.rope_theta > 0, "above 0"),
             ("norm_eps", self.norm_eps > 0, "above 0"),
             ("init_std", self.init_std > 0, "above 0"),
+            *at_most(self, num_layers=MAX_LAYERS, num_heads=MAX_HEADS, d_model=MAX_WIDTH, vocab_size=MAX_VOCAB),
+            (f"ffn.{name}", isinstance(width, WidthRule) or width <= MAX_HIDDEN, f"at most {MAX_HIDDEN:,}"),
         )
 
     @property

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from equipoise.config import TAG, check, config
+from equipoise.config import TAG, at_most, check, config
 
 MAX_THREADS = 256
 """More than any machine has cores to use; a slip of a digit would otherwise bring the machine down."""
+MAX_CONTEXT: Final = 1 << 20
+"""Tokens of a window; the longest contexts in use are of this size."""
+MAX_BATCH: Final = 1 << 28
+"""Tokens of an update: 2 GiB of ids; the largest in use are 2^24 to 2^26."""
+MAX_TOKENS: Final = 10**16
+"""Tokens of a budget, and of whatever else is only counted."""
+MAX_EVALS: Final = 10_000
+"""Points of a curve, of which a figure shows 200."""
+MAX_SAMPLE: Final = 100_000
+"""Tokens of a written text."""
 Kernels = Literal["fused", "plain"]
 """How a model computes: hand-written passes for a CPU, or the plain definitions they are held to."""
 ModelKernels = Literal["fused", "plain", "grouped"]
@@ -76,6 +86,7 @@ class WSD:
         check(
             self,
             ("warmup_tokens", self.warmup_tokens >= 0, "0 or more"),
+            *at_most(self, warmup_tokens=MAX_TOKENS),
             ("decay_frac", 0 <= self.decay_frac <= 1, "0 to 1"),
             ("final_frac", 0 <= self.final_frac <= 1, "0 to 1"),
         )
@@ -99,7 +110,7 @@ class Samples:
     """Tokens to write after each prompt."""
 
     def __post_init__(self) -> None:
-        check(self, ("num_tokens", self.num_tokens >= 1, "at least 1"))
+        check(self, ("num_tokens", self.num_tokens >= 1, "at least 1"), *at_most(self, num_tokens=MAX_SAMPLE))
 
 
 @config
@@ -148,6 +159,8 @@ class Recipe:
             ("threads", 1 <= self.threads <= MAX_THREADS, f"1 to {MAX_THREADS}"),
             ("eval_tokens", self.eval_tokens >= 0, "0 (all) or more"),
             ("micro_sequences", self.micro_sequences >= 0, "0 (as many as fit) or more"),
+            *at_most(self, seq_len=MAX_CONTEXT, batch_tokens=MAX_BATCH, num_evals=MAX_EVALS),
+            *at_most(self, curve_tokens=MAX_TOKENS, eval_tokens=MAX_TOKENS),
         )
         check(self, ("batch_tokens", self.batch_tokens % self.seq_len == 0, f"a multiple of seq_len = {self.seq_len}"))
         batch, group, micro = self.num_sequences, self.balance_group, self.micro_sequences
@@ -172,7 +185,6 @@ class Recipe:
         if self.micro_sequences:
             return self.micro_sequences
         groups = self.num_sequences // self.balance_group
-        fitting = [
-            n for n in range(1, groups + 1) if groups % n == 0 and n * self.balance_group * self.seq_len <= MICRO_TOKENS
-        ]
+        most = min(groups, MICRO_TOKENS // (self.balance_group * self.seq_len))
+        fitting = [n for n in range(1, most + 1) if groups % n == 0]
         return max(fitting, default=1) * self.balance_group

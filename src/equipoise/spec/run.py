@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from equipoise.config import config
-from equipoise.spec.model import ModelConfig
-from equipoise.spec.recipe import Recipe
+from equipoise.config import at_most, check, config
+from equipoise.spec.model import ModelConfig, open_fields
+from equipoise.spec.recipe import MAX_TOKENS, Recipe
 
 
 @config
@@ -25,6 +25,16 @@ class RunConfig:
     """Digest of the prepared data set (tokens, splits and tokenizer)."""
     select: bool = False
     """Score the final weights on the selection split too: what a choice between arms reads."""
+
+    def __post_init__(self) -> None:
+        left = open_fields(self.model)
+        check(
+            self,
+            ("seed", self.seed >= 0, "0 or more"),
+            ("budget", self.budget >= 1, "at least 1"),
+            *at_most(self, budget=MAX_TOKENS),
+            *((f"model.{name}", False, "a width that is solved") for name in left),
+        )
 
     @property
     def num_steps(self) -> int:

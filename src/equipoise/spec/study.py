@@ -6,26 +6,35 @@ Not for: solving widths (`matching`), expanding into runs on disk (`study`), jud
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
+import stat
 import typing
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from equipoise.config import Table, check, config, load, read_toml
+from equipoise.config import MAX_CHARS, Table, check, config, load, read_toml, refuse_strange
 from equipoise.errors import ConfigError
-from equipoise.faults import as_meant, did_you_mean, not_accepted, show
+from equipoise.faults import as_meant, did_you_mean, not_accepted, printable, show
 from equipoise.spec.claims import AnyClaim, Claim, FasterClaim, claim_faults
 from equipoise.spec.data import Corpus, Tokenizer
 from equipoise.spec.model import ModelConfig, Width, ffn_width
 from equipoise.spec.published import Published, published_faults
-from equipoise.spec.recipe import Recipe, decays
+from equipoise.spec.recipe import MAX_TOKENS, Recipe, decays
 from equipoise.spec.run import num_steps
 from equipoise.spec.sweep import expand_sweeps, families, family, standing_for, under_written_names
 from equipoise.spec.tables import expand_arms, said_once
 
 Quantity = Literal["active_params", "total_params", "flops_per_token"]
+
+MAX_ARMS: Final = 256
+"""Arms of a study, members of sweeps counted; also the number of its claims and of its budgets."""
+MAX_RUNS: Final = 100_000
+"""Runs of a study: with a folder each, more than file systems and readers like."""
+MAX_STEPS: Final = 10**9
+"""Updates of a run: 30 years at one a second."""
 
 RESERVED_NAMES = (
     "data",
@@ -36,7 +45,12 @@ RESERVED_NAMES = (
     "step_time.json",
     "results.json",
     "results.md",
+    "results.csv",
+    "results.tex",
+    "gaps.csv",
     "report.html",
+    "tensorboard",
+    "wandb",
 )
 """Names the study directory uses itself; an arm may not take one."""
 
@@ -146,19 +160,36 @@ def load_study_table(name_or_path: str) -> tuple[Table, str]:
     names = preset_names()
     if not name_or_path or "\0" in name_or_path:
         raise ConfigError(f"{show(name_or_path)}: no path; expected a study file (.toml) or one of {', '.join(names)}")
+    shown = printable(name_or_path)
     try:
         if name_or_path in names:
             text = (resources.files("equipoise") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8")
         else:
-            text = Path(name_or_path).read_bytes().decode("utf-8-sig")  # some editors begin a file with the mark
+            text = _study_bytes(Path(name_or_path)).decode("utf-8-sig")  # some editors begin a file with the mark
     except FileNotFoundError:
         near = did_you_mean(name_or_path, names)
-        raise ConfigError(f"{name_or_path}: no such study file or preset; presets: {', '.join(names)}{near}") from None
+        raise ConfigError(f"{shown}: no such study file or preset; presets: {', '.join(names)}{near}") from None
     except OSError as error:
-        raise ConfigError(f"{name_or_path}: {error.strerror}; expected a study file (.toml) or a preset") from None
+        raise ConfigError(f"{shown}: {error.strerror}; expected a study file (.toml) or a preset") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name_or_path}: not UTF-8 at byte {error.start}; expected a study file in UTF-8") from None
-    return read_toml(text, name_or_path), text
+        raise ConfigError(f"{shown}: not UTF-8 at byte {error.start}; expected a study file in UTF-8") from None
+    except UnicodeEncodeError as error:  # a lone surrogate
+        raise ConfigError(
+            f"{shown}: no path ({error.encoding!r} codec cannot write it); expected a study file (.toml) or a preset"
+        ) from None
+    return read_toml(text, shown), text
+
+
+def _study_bytes(path: Path) -> bytes:
+    """The content of a study file; OSError for what is no file: a pipe could wait for ever, a device never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder says what it is
+        raise OSError(errno.EINVAL, "Is no regular file")
+    with path.open("rb") as file:
+        content = file.read(4 * MAX_CHARS + 1)  # a character has 4 bytes at most
+    if len(content) > 4 * MAX_CHARS:
+        raise OSError(errno.EFBIG, f"Larger than {4 * MAX_CHARS:,} bytes")
+    return content
 
 
 def parse_study(table: Table) -> StudySpec:
@@ -166,21 +197,30 @@ def parse_study(table: Table) -> StudySpec:
 
     Raises ConfigError with every fault found, one line each.
     """
+    refuse_strange(table)
     base, arms = table.get("base", {}), table.get("arms", {})
     tables = {"base": base, "arms": arms}
     tables |= {f"arms.{name}": arm for name, arm in arms.items()} if isinstance(arms, dict) else {}
     tables |= {"base.model": base.get("model", {})} if isinstance(base, dict) else {}
-    faults = [not_accepted(path, value, "a table") for path, value in tables.items() if not isinstance(value, dict)]
+    faults = [
+        not_accepted(printable(path), value, "a table") for path, value in tables.items() if not isinstance(value, dict)
+    ]
     if faults:
         raise ConfigError("\n".join(faults))  # without these tables nothing else can be told apart
+    faults = [fault for name in arms if not name.isprintable() for fault in _name_faults("arms", name)]
+    faults += _too_many(arms=arms, claims=table.get("claims"), budgets=table.get("budgets"))
+    if faults:
+        raise ConfigError("\n".join(faults))
     swept, faults = expand_sweeps(arms)
+    if too_many := _too_many(arms=swept):
+        raise ConfigError("\n".join(too_many))
     expanded, more = expand_arms(base, swept)
     faults += more
     whole = {key: value for key, value in table.items() if key != "base"} | {"arms": expanded}
     try:
         study = load(StudySpec, whole)
     except ConfigError as error:
-        faults += [*str(error).splitlines(), *_faults_as_meant(whole)]
+        faults += [*str(error).split("\n"), *_faults_as_meant(whole)]
     if faults:
         raise ConfigError("\n".join(said_once(under_written_names(faults, swept.keys() - arms.keys()), base, arms)))
     return study
@@ -195,8 +235,17 @@ def _faults_as_meant(whole: Table) -> list[str]:
     try:
         load(StudySpec, meant)
     except ConfigError as error:
-        faults = str(error).splitlines()
+        faults = str(error).split("\n")
     return list(dict.fromkeys([*faults, *_faults_of_parts(meant)]))
+
+
+def _too_many(**parts: Any) -> list[str]:
+    """A line for each part of a study with more members than checking them against each other should take time for."""
+    return [
+        f"{name}: {len(part):,} of them; expected at most {MAX_ARMS}"
+        for name, part in parts.items()
+        if isinstance(part, (dict, list)) and len(part) > MAX_ARMS
+    ]
 
 
 def _faults_of_parts(whole: Table) -> list[str]:
@@ -239,7 +288,13 @@ def _study_faults(
         if recipe and 0 < 2 * budget < recipe.batch_tokens:
             expected = f"at least half a step of recipe.batch_tokens = {recipe.batch_tokens}"
             faults.append(not_accepted("budgets", budget, expected))
+        if budget > MAX_TOKENS or (recipe and budget > MAX_STEPS * recipe.batch_tokens):
+            most = min(MAX_TOKENS, MAX_STEPS * recipe.batch_tokens) if recipe else MAX_TOKENS
+            faults.append(not_accepted("budgets", budget, f"at most {most:,} tokens ({MAX_STEPS:,} updates)"))
     faults += _equal_budgets(budgets, recipe) if budgets and recipe else []
+    num_runs = len(arms) * len(seeds or ()) * len(budgets or ())
+    if num_runs > MAX_RUNS:
+        faults.append(f"study: {num_runs:,} runs (arms x seeds x budgets); expected at most {MAX_RUNS:,}")
     if alpha is not None and not 0 < alpha < 1:
         faults.append(not_accepted("alpha", alpha, "a number between 0 and 1"))
     if not arms:

@@ -78,7 +78,7 @@ def said_once(lines: Sequence[str], base: Table, arms: dict[str, Table]) -> list
         found = re.match(r"arms\.(?P<arm>.+?)\.(?P<path>model\.[\w.]+)", line)
         if found:
             path, rest = found["path"], line[found.end() :]
-            inherited = _has(base, path) and not _has(arms[found["arm"]], path)
+            inherited = _has(base, path) and not _has(arms.get(found["arm"], {}), path)
             everywhere = len(arms) > 1 and all(f"arms.{arm}.{path}{rest}" in lines for arm in arms)
             line = f"base.{path}{rest}" if inherited or everywhere else line
         named.append(line)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from equipoise.data.corpora.source import SourceFile, Split
 from equipoise.errors import DataError
+from equipoise.faults import printable
 from equipoise.files import file_sha256
 
 CHUNK_BYTES = 1 << 20  # read size while looking for a bad byte: bounds memory, large enough to be quick
@@ -25,7 +26,7 @@ SNIFF_BYTES = 4096  # a page is enough to tell UTF-16 from text
 
 def show(path: Path | str) -> str:
     """A path for a one-line message: characters that cannot be printed are escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(path))
+    return printable(str(path))
 
 
 def find_files(path: Path, suffixes: Sequence[str], expected: str) -> tuple[list[tuple[Path, str]], int]:
@@ -95,7 +96,11 @@ def named_split(name: str) -> Split | None:
 
 
 def describe(file: Path, name: str, split: Split | None) -> SourceFile:
-    """Size and SHA-256 of a file; raises DataError when it cannot be read."""
+    """Size and SHA-256 of a file; raises DataError when it cannot be read.
+
+    Bytes of a name that are not UTF-8 are recorded as their escapes.
+    """
+    name = os.fsencode(name).decode("utf-8", "backslashreplace")
     try:
         return SourceFile(name=name, num_bytes=file.stat().st_size, sha256=file_sha256(file), split=split)
     except OSError as error:

@@ -14,6 +14,9 @@ from equipoise.errors import DataError
 from equipoise.spec.data import TinyStoriesCorpus
 
 SEPARATOR = "<|endoftext|>"
+MAX_STORY_CHARS = 1 << 22
+"""Some thousand times a story; more than that is another format, and should not fill the memory first."""
+EXPECTED_LINE = f"line {SEPARATOR}; expected stories separated by such lines, or corpus.kind = 'text'"
 EXPECTED = "a folder of the official TinyStories .txt files (*train*.txt, *valid*.txt), or one such file"
 
 
@@ -45,18 +48,26 @@ def open_tinystories(spec: TinyStoriesCorpus) -> Source:
 def _read_stories(file: Path, split: Split | None) -> Iterator[Document]:
     """Each story without the blank space around it; a file that ends without a separator ends a story.
 
-    Nothing between two separators is no story. A separator inside a line is text.
+    Nothing between two separators is no story. A separator inside a line is text. Raises DataError for a file without
+    any separator, and for a text between two that is no story by its length.
     """
     lines: list[str] = []
     first = 1
-    number = 0
+    number = size = 0
     for number, line in enumerate(read_lines(file), start=1):
         if line.strip() != SEPARATOR:
             lines.append(line)
+            size += len(line) + 1
+            if size > MAX_STORY_CHARS:
+                raise DataError(f"{show(file)}:{first}: over {MAX_STORY_CHARS:,} characters without a {EXPECTED_LINE}")
             continue
+        size = 0
         if text := "\n".join(lines).strip():
             yield Document(text=text, split=split, where=f"{show(file)}:{first}")
         lines.clear()
         first = number + 1
-    if text := "\n".join(lines).strip():
+    text = "\n".join(lines).strip()
+    if text and first == 1:
+        raise DataError(f"{show(file)}: no {EXPECTED_LINE}")
+    if text:
         yield Document(text=text, split=split, where=f"{show(file)}:{first}")
