@@ -238,6 +238,10 @@ def test_saved_weights_have_bare_names_and_only_they_are_loaded(tiny: Any, tmp_p
         ),
         ({other: t for other, t in saved.model.items() if other != name}, f"'{name}' is missing"),
         ({**saved.model, name: torch.ones(2, 16)}, f"'{name}' is [2, 16]; expected [3, 16]"),
+        (
+            {**saved.model, name: torch.ones(3, 16, dtype=torch.int64)},
+            f"'{name}' is torch.int64; expected torch.float32",
+        ),
     ):
         with pytest.raises(IntegrityError) as caught:
             restore_model(model, tensors)

@@ -49,9 +49,11 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_newest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "step-mine").mkdir()
     for step in range(1, 7):
         save_checkpoint(tmp_path, state(step), keep=[2])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005", "step-00000006"]
+    kept = ["step-00000002", "step-00000005", "step-00000006"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "step-mine"], "what is no checkpoint stays"
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,10 @@ def test_one_thread_is_for_loading_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(ONE_THREAD, "3")
     with nursery({"A": "b", ONE_THREAD: "3"}) as forker:
         assert forker is not None
-        given = Path(f"/proc/{forker.server.pid}/environ").read_bytes().split(b"\0")
+        place, end = Path(f"/proc/{forker.server.pid}/environ"), time.monotonic() + 30
+        while not (content := place.read_bytes()) and time.monotonic() < end:
+            time.sleep(0.01)  # the program is being loaded
+        given = content.split(b"\0")
         assert sorted(filter(None, given)) == [b"A=b", f"{ONE_THREAD}=1".encode()]
     seen = []
     monkeypatch.setattr(forks, "serve", lambda command: seen.append(ONE_THREAD in os.environ))

@@ -113,7 +113,7 @@ def recipe(num_evals: int, schedule: Cosine | WSD) -> Recipe:
 
 def test_eval_and_sample_steps() -> None:
     assert (
-        sorted(eval_steps(3, recipe(20, Cosine()))) == sorted(eval_steps(3, recipe(10**12, Cosine()))) == [0, 1, 2, 3]
+        sorted(eval_steps(3, recipe(20, Cosine()))) == sorted(eval_steps(3, recipe(10_000, Cosine()))) == [0, 1, 2, 3]
     )
     assert len(eval_steps(1000, recipe(20, Cosine()))) == 21 and 1000 in eval_steps(1000, recipe(20, Cosine()))
     assert sorted(sample_steps(1000, recipe(20, Cosine()))) == [250, 500, 750, 1000]
@@ -126,7 +126,7 @@ def test_eval_and_sample_steps_of_wsd_worked_by_hand() -> None:
     assert sorted(sample_steps(100, recipe(5, wsd))) == [16, 32, 48, 64, 80, 96, 100]  # 100 / 4 = 25, hence every 16
     assert sorted(eval_steps(80, recipe(5, wsd))) == [0, 16, 32, 48, 64, 80]
     assert sorted(sample_steps(80, recipe(20, wsd))) == [16, 32, 48, 64, 80]
-    assert sorted(eval_steps(3, recipe(20, wsd))) == sorted(eval_steps(3, recipe(10**12, wsd))) == [0, 1, 2, 3]
+    assert sorted(eval_steps(3, recipe(20, wsd))) == sorted(eval_steps(3, recipe(10_000, wsd))) == [0, 1, 2, 3]
     assert sorted(sample_steps(5, recipe(1, wsd))) == [4, 5] and sorted(sample_steps(1, recipe(1, wsd))) == [1]
 
 

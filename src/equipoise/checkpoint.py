@@ -163,7 +163,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def restore_model(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put weights back; IntegrityError naming the first that is missing, unknown or of another shape.
+    """Put weights back; IntegrityError naming the first that is missing, unknown, or of another shape or type.
 
     Nothing is loaded unless everything fits, and no prefix is guessed away: a weight is never left at its random start.
     """
@@ -174,6 +174,8 @@ def restore_model(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
         found = tensors.get(name, tensor)
         if found.shape != tensor.shape:
             faults.append(f"{name!r} is {list(found.shape)}; expected {list(tensor.shape)}")
+        elif found.dtype != tensor.dtype:
+            faults.append(f"{name!r} is {found.dtype}; expected {tensor.dtype}")
     if faults:
         raise IntegrityError(f"model.safetensors: {faults[0]}")
     model.load_state_dict(tensors)
@@ -239,6 +241,7 @@ def _sync(path: Path) -> None:
 
 
 def _retain(folder: Path, keep: set[int]) -> None:
-    steps = sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    steps = sorted(int(name) for name in names if name.isdecimal())  # what else lies there is nobody's to delete
     for step in set(steps[:-2]) - keep:
         shutil.rmtree(checkpoint_path(folder, step))

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from equipoise.accounting import count_flops
+from equipoise.config import misfit
 from equipoise.errors import ConfigError
 from equipoise.estimate import makespan
 from equipoise.files import parse_json
 from equipoise.lock import Lock, held_to, locked_runs, read_lock
 from equipoise.record import RunRecord, read_run
+from equipoise.shapes import Row
 from equipoise.spec.run import RunConfig
 from equipoise.trunk import TrunkConfig, branched_at, checkpoint_steps, trunks_of
 
@@ -251,14 +253,14 @@ def _growing(run: RunConfig | TrunkConfig, place: Path) -> dict[str, Any]:
     """What the record of a run says now, as fields of `Watched`; a row that cannot be read says nothing."""
     updates, point = newest_rows(place / "metrics.jsonl")
     found: dict[str, Any] = {"step": max((row["step"] for row in (*updates, point) if row), default=0)}
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, TypeError, ValueError, ArithmeticError):
         if updates:
             first, last = updates[0], updates[-1]
             steps, seconds = last["step"] - first["step"], last["elapsed_s"] - first["elapsed_s"]
             update_s = seconds / steps if steps > 0 else last["elapsed_s"] / last["step"]
             found |= {"loss": last["lm_loss"], "lr": last["lr"] / run.recipe.optim.lr, "elapsed_s": last["elapsed_s"]}
             found |= {"update_s": update_s, "tokens_per_s": run.recipe.batch_tokens / update_s if update_s else None}
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, TypeError, ValueError, ArithmeticError):
         if point:
             found |= {"eval_loss": point["loss"], "routing": _health(point["routing"])}
     return found
@@ -304,8 +306,8 @@ def _newest(lines: Sequence[bytes], beginning: bytes) -> dict[str, Any] | None:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError):
-        row = parse_json(line)
-        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+        row: dict[str, Any] = parse_json(line)
+        return row if misfit(Row, row) is None else None
     return None
 
 

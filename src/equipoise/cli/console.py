@@ -240,11 +240,11 @@ def read_study(name: str, overrides: Sequence[str] | None) -> StudySpec:
         try:
             table = apply_override(table, assignment)
         except ConfigError as error:
-            faults += str(error).splitlines()
+            faults += str(error).split("\n")
     try:
         study = parse_study(table)
     except ConfigError as error:
-        raise ConfigError("\n".join([*faults, *str(error).splitlines()])) from None
+        raise ConfigError("\n".join([*faults, *str(error).split("\n")])) from None
     if faults:
         raise ConfigError("\n".join(faults))
     return study

@@ -159,7 +159,7 @@ def updates_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 def show_time(estimate: Mapping[str, Any]) -> None:
     """The estimate of time: in all, and per arm what its runs take one after the other."""
     jobs = estimate["jobs"]
-    out().print(f"time: about {duration(estimate['study_s'])} with {jobs} run(s) at a time, the data being prepared\n")
+    out().print(f"time: about {duration(estimate['study_s'])} with {jobs} run(s) at a time once the data is prepared\n")
     parts = ("start_s", "updates_s", "curve_s", "samples_s", "final_s")
     show_table(
         "Time of all runs of an arm",
