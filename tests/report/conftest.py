@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -551,6 +552,43 @@ def make_hostile() -> dict[str, Any]:
     results["provenance"]["study"] = {HOSTILE: HOSTILE}
     results["scope"] = [HOSTILE]
     return results
+
+
+def make_explorer(results: dict[str, Any], tokens: list[str], num_experts: int = 4, top_k: int = 2) -> dict[str, Any]:
+    """Two stories of these tokens for each arm of the study; in layer l token t goes to experts t + l, t + l + 1, …."""
+    num_layers = 2
+    losses = [[0.05, 0.1, 0.7, 1.0, 2.5, 4.0, 9.0, 0.0, 0.4999][t % 9] for t in range(len(tokens))]
+
+    def story(routed: bool, end: float | None) -> dict[str, Any]:
+        experts = [
+            [[(t + layer + k) % num_experts for k in range(top_k)] for t in range(len(tokens))]
+            for layer in range(num_layers if routed else 0)
+        ]
+        weights = [[[0.75, 0.25, 0.0, 0.0][:top_k] for _ in layer] for layer in experts]
+        return {"tokens": tokens, "losses": losses, "end_loss": end, "experts": experts, "weights": weights}
+
+    share = [[1.0 if i == j else 0.25 for j in range(num_experts)] for i in range(num_experts)]
+    top = [[{"token": tokens[5], "share": 0.996, "count": 12}, {"token": tokens[1], "share": 0.5, "count": 99}], []]
+    layer = {"coactivation": share, "top_tokens": [*top, *([[]] * (num_experts - 2))]}
+    arms = []
+    for arm in results["arms"]:
+        routed = arm["kind"] == "moe"
+        arms.append(
+            {
+                "arm": arm["name"],
+                "top_k": top_k if routed else 0,
+                "num_experts": num_experts if routed else 0,
+                "stories": [story(routed, 1.5), story(routed, None)],
+                "layers": [layer] * num_layers if routed else [],
+            }
+        )
+    return {"budget": results["budgets"][0], "seed": 2, "arms": arms}
+
+
+@pytest.fixture(scope="session")
+def explorer() -> Callable[..., dict[str, Any]]:
+    """`make_explorer`, which no other file can import."""
+    return make_explorer
 
 
 @pytest.fixture(scope="session")

@@ -19,11 +19,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from scipy.stats import t as student_t
 
 from equipoise.report.page import render_html
@@ -34,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium found; on Debian and Ubuntu: apt install chromium"),
 ]
 
+NAMES = ("ordinary", "hostile", "quick")
 PATIENCE_S = 90  # of one answer, on a machine that does much else
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
@@ -166,14 +168,52 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, _made: dict[str, Any], hostile: dict[str, Any]) -> dict[str, Path]:
-    """Both reports as files: an ordinary study and one whose texts are attacks."""
+QUICK = ("--jobs=1", "--set=budgets=[20_480]", "--set=seeds=[0]", "--set=corpus.num_documents=400",
+         "--set=corpus.num_validation=20", "--set=corpus.num_selection=4")  # fmt: skip
+"""What makes the preset `quick` short: one seed, twenty updates a run, and a corpus that is just enough for them."""
+TOKENS = [
+    "Once", " upon", "\n", "<script>", "</script>", "</bdi><script>alert(1)</script><img src=x onerror=alert(2)>",
+    "{{7*7}}", "$x_$", "\u2028", "\u202e\u200f", "\x00", "שלום", "\u202eabc", "\ud800", "long" * 30, "{% raw %}",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the preset `quick`, really run by the command line, shortened by `QUICK`."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # one run for all test processes
+    report = shared / "quick" / "report.html"
+    with FileLock(shared / "quick.lock"):
+        if not report.exists():
+            done = subprocess.run(
+                [sys.executable, "-m", "equipoise", "run", "quick", *QUICK, "--quiet", "--device=cpu",
+                 "--cache", str(shared / "cache"), "--out", str(report.parent)],
+                cwd=shared, capture_output=True, encoding="utf-8", timeout=240, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+    return report.parent
+
+
+@pytest.fixture(scope="session")
+def studies(
+    _made: dict[str, Any], hostile: dict[str, Any], explorer: Callable[..., dict[str, Any]], quick: Path
+) -> dict[str, dict[str, Any]]:
+    """The results behind each page: an ordinary study, one whose texts and tokens are attacks, and a real one."""
+    return {
+        "ordinary": {**few(_made), "explorer": explorer(_made, [" token", *TOKENS[:3], *"abcde"])},
+        "hostile": {**few(hostile), "explorer": explorer(hostile, TOKENS)},
+        "quick": json.loads((quick / "results.json").read_text(encoding="utf-8")),
+    }
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory, studies: dict[str, dict[str, Any]], quick: Path) -> dict[str, Path]:
+    """The reports as files; that of `quick` is the one its run has written."""
     folder = tmp_path_factory.mktemp("reports")
-    found = {}
-    for name, results in (("ordinary", _made), ("hostile", hostile)):
+    found = {"quick": quick / "report.html"}
+    for name in ("ordinary", "hostile"):
         found[name] = folder / f"{name}.html"
-        found[name].write_text(render_html(few(results)), encoding="utf-8")
+        found[name].write_text(render_html(studies[name]), encoding="utf-8")
     return found
 
 
@@ -187,7 +227,7 @@ def few(results: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("name", ["ordinary", "hostile"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_nothing_asks_for_nothing_and_fits(
     browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
 ) -> None:
@@ -311,7 +351,152 @@ def test_everything_is_reached_and_moved_by_keys(browser: Browser, pages: dict[s
     for _ in range(stops + 2):
         browser.press("Tab")
         seen.add(browser.value("document.activeElement.closest('section')?.id || document.activeElement.tagName"))
-    assert {"verdicts", "results", "arms", "curves", "gaps", "routing", "samples", "provenance"} - seen <= {"verdicts"}
+    assert {"verdicts", "results", "arms", "curves", "gaps", "routing", "explorer", "samples", "provenance"} - seen <= {
+        "verdicts"
+    }
+
+
+def test_the_curves_of_a_real_study_follow_pointer_and_keys(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["quick"])
+    (title,) = [text for text in texts(browser, "#plot-0 text") if text.startswith("training tokens")]
+    assert browser.value("document.querySelectorAll('#plot-0 .mean').length") == 3
+    browser.click("label[for=curve-show-seeds]")
+    assert browser.value("document.querySelectorAll('#plot-0 .mean').length") == 0
+    assert browser.value("document.querySelectorAll('#plot-0 .seed').length") == 3
+    browser.click("label[for=curve-axis-flops]")
+    assert title not in texts(browser, "#plot-0 text")
+    browser.press("ArrowLeft")
+    assert browser.value("document.activeElement.id") == "curve-axis-tokens"
+    assert title in texts(browser, "#plot-0 text")
+    before = texts(browser, "#plot-0 text")
+    browser.press("Tab")
+    browser.press("ArrowRight")
+    assert browser.value("document.activeElement.id") == "curve-scale-log"
+    assert texts(browser, "#plot-0 text") != before
+    browser.press("Tab", 2)
+    read = "document.activeElement.getAttribute('aria-valuetext')"
+    last = browser.value(read)
+    browser.press("ArrowLeft")
+    assert "dense-total " in last and browser.value(read) != last
+
+
+class Explorer:
+    """The explorer of a page, and what its first story has to show by the results behind the page."""
+
+    def __init__(self, browser: Browser, results: dict[str, Any]) -> None:
+        self._browser = browser
+        self.arms = results["explorer"]["arms"]
+        self.layers = len(self.arms[0]["stories"][0]["experts"])
+        self.length = browser.value(f"{self.tokens(0)}.length")
+
+    @staticmethod
+    def tokens(column: int) -> str:
+        return f"[...document.querySelectorAll('.story .column')[{column}].querySelectorAll('.tk')]"
+
+    def numbers(self, column: int) -> list[str]:
+        found = self._browser.value(f"{self.tokens(column)}.map(token => token.querySelector('sub').textContent)")
+        return list(found)[: len(self.arms[column]["stories"][0]["tokens"])]
+
+    def told(self) -> list[str]:
+        return texts(self._browser, ".story:nth-of-type(1) .readout > *")
+
+    def experts(self, column: int, layer: int) -> list[str]:
+        return [" ".join(map(str, chosen)) for chosen in self.arms[column]["stories"][0]["experts"][layer]]
+
+    def said(self, column: int, place: int, layer: int | None) -> str:
+        """What the readout has to say of a token: `arm: loss 0.10; layer 0: expert 1 at 0.75, …`."""
+        story = self.arms[column]["stories"][0]
+        line = f"{self.arms[column]['arm']}: loss {story['losses'][place]:.2f}"
+        if layer is None or not story["experts"]:
+            return line
+        pairs = zip(story["experts"][layer][place], story["weights"][layer][place], strict=True)
+        return f"{line}; layer {layer}: " + ", ".join(f"expert {expert} at {weight:.2f}" for expert, weight in pairs)
+
+    def place(self) -> int:
+        return int(self._browser.value(f"{self.tokens(0)}.indexOf(document.activeElement)"))
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_explorer_follows_the_pointer(
+    browser: Browser, pages: dict[str, Path], studies: dict[str, Any], name: str, width: int
+) -> None:
+    browser.open(pages[name], width=width)
+    explorer = Explorer(browser, studies[name])
+    assert explorer.layers == 2
+    losses = explorer.numbers(1)  # of a dense arm, whatever is chosen
+    assert explorer.numbers(0) == explorer.experts(0, 0) and "." in losses[0]
+    browser.click("#explorer .picker input[value='1'] + span")
+    assert explorer.numbers(0) == explorer.experts(0, 1) != explorer.experts(0, 0)
+    for place in (1, 4):
+        browser.mouse("mouseMoved", f".story .column .tk:nth-of-type({place + 1}) bdi")
+        assert explorer.told()[1:] == [explorer.said(column, place, 1) for column in range(3)]
+        assert browser.value(f"{explorer.tokens(2)}[{place}].classList.contains('on')")
+        assert browser.value(f"{explorer.tokens(0)}.findIndex(token => token.matches(':hover'))") == place  # not moved
+    browser.click("#explorer .picker input[value='loss'] + span")
+    assert all("." in number for number in explorer.numbers(0)) and explorer.numbers(1) == losses
+    assert browser.value(f"{explorer.tokens(0)}[1].title") == explorer.said(0, 1, None).partition(": ")[2]
+    browser.click("#explorer .picker input[value='0'] + span")
+    assert explorer.numbers(0) == explorer.experts(0, 0)
+    assert browser.value("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_explorer_follows_the_keys(
+    browser: Browser, pages: dict[str, Path], studies: dict[str, Any], name: str
+) -> None:
+    browser.open(pages[name])
+    explorer = Explorer(browser, studies[name])
+    browser.value("document.querySelector('#explorer .picker input:checked').focus()")
+    browser.press("ArrowRight")
+    assert explorer.numbers(0) == explorer.experts(0, 1)
+    browser.press("ArrowRight")
+    assert all("." in number for number in explorer.numbers(0))
+    browser.press("ArrowRight")  # round to the first
+    assert explorer.numbers(0) == explorer.experts(0, 0)
+    browser.press("Tab")
+    assert explorer.place() == 0
+    browser.press("ArrowRight", 2)
+    browser.press("ArrowLeft")
+    assert explorer.place() == 1
+    assert explorer.told()[1:] == [explorer.said(column, 1, 0) for column in range(3)]
+    assert browser.value(f"{explorer.tokens(0)}.filter(token => token.tabIndex === 0).length") == 1
+    browser.press("End")
+    assert explorer.place() == explorer.length - 1
+    assert browser.value(f"{explorer.tokens(2)}[{explorer.length - 1}].classList.contains('on')")
+    browser.press("ArrowRight")
+    assert explorer.place() == explorer.length - 1
+    browser.press("Home")
+    assert explorer.place() == 0
+    places = "[...document.querySelectorAll('.readout')].map(readout => getComputedStyle(readout).position)"
+    first, *others = browser.value(places)  # a readout follows its text once it has something to say
+    assert first == "sticky" and set(others) <= {"static"}
+    browser.press("Tab")  # one stop for each arm's text
+    assert browser.value(f"{explorer.tokens(1)}.indexOf(document.activeElement)") == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readout_covers_no_token_that_the_keys_reach(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    browser.open(pages[name], width=400)
+    browser.value("document.documentElement.style.scrollBehavior = 'auto'")
+    covered = (
+        f"{Explorer.tokens(0)}.filter(token => {{ token.focus();"
+        " const readout = document.querySelector('.story .readout').getBoundingClientRect();"
+        " const box = token.getBoundingClientRect();"
+        " return box.top < 0 || (box.bottom > readout.top && box.top < readout.bottom); }).map(e => e.textContent)"
+    )
+    assert browser.value(covered) == []
+
+
+def test_hostile_tokens_are_shown_and_told_as_they_are(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["hostile"])
+    shown = texts(browser, ".story .column:nth-of-type(1) .tk bdi")[: len(TOKENS)]
+    unseen = ["\\u2028", "\\u202e\\u200f", "\\u0000", "שלום", "\\u202eabc", "\\ud800"]
+    assert shown == ["Once", " upon", "⏎", *TOKENS[3:8], *unseen, *TOKENS[14:]]
+    for place in range(len(TOKENS)):
+        browser.value(f"{Explorer.tokens(0)}[{place}].focus()")
+        assert texts(browser, ".story .readout b")[0] == f"“{shown[place]}”"
+    assert browser.value("document.querySelectorAll('#explorer img, #explorer script').length") == 0
 
 
 def test_a_choice_of_run_shows_that_run_alone(browser: Browser, pages: dict[str, Path]) -> None:
@@ -340,15 +525,17 @@ def test_in_print_everything_is_there(browser: Browser, pages: dict[str, Path]) 
     assert paper.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", paper)) >= 5
 
 
-def test_a_narrow_page_names_every_value_of_a_row(browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_narrow_page_names_every_value_of_a_row(browser: Browser, pages: dict[str, Path], name: str) -> None:
     """A row is then a list; no table has to be moved sideways, and it is still a table for a screen reader."""
-    browser.open(pages["ordinary"], width=400)
+    browser.open(pages[name], width=400)
     browser.value("document.querySelectorAll('details').forEach(item => { item.open = true })")
     wide = browser.value(
         "[...document.querySelectorAll('.table .scroll')].filter(e => e.scrollWidth > e.clientWidth)"
         ".map(e => e.getAttribute('aria-label'))"
     )
     assert wide == []
+    assert browser.value("document.documentElement.scrollWidth") == 400
     label = (
         "getComputedStyle(document.querySelector('#results td[data-heading=\"bits per byte\"]'), '::before').content"
     )
@@ -359,8 +546,9 @@ def test_a_narrow_page_names_every_value_of_a_row(browser: Browser, pages: dict[
     assert {"table", "row", "cell", "rowheader", "slider"} <= roles
 
 
-def test_at_full_width_nothing_is_cut(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["ordinary"], width=1400)
+@pytest.mark.parametrize("name", ["ordinary", "quick"])  # a hostile name may be wider than any page
+def test_at_full_width_nothing_is_cut(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    browser.open(pages[name], width=1400)
     browser.value("document.querySelectorAll('details').forEach(item => { item.open = true })")
     cut = browser.value(
         "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"

@@ -48,6 +48,7 @@
 
     function tell(place, text) {
       while (readout.firstChild) readout.removeChild(readout.firstChild);
+      readout.classList.add("told");
       readout.appendChild(element("b", "\u201c" + text + "\u201d"));
       columns.forEach(function (column) {
         column.tokens.forEach(function (token, index) { token.classList.toggle("on", index === place); });
