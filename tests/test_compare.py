@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from equipoise.cli.compare import compare as command
+from equipoise.cli.main import call
 from equipoise.compare import compare
 from equipoise.errors import IntegrityError
 from equipoise.stats import welch_interval
@@ -192,3 +193,8 @@ def test_results_that_are_not_whole_are_refused_in_one_line(
         IntegrityError, match=r"1\.json: not the whole results of two studies \(KeyError: 'data_digest'\)"
     ):
         command(*saved(tmp_path, two))
+
+
+def test_a_study_is_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["compare", "", "runs"]) == call(["compare", "runs", ""]) == 2
+    assert capsys.readouterr().err == 'error: STUDY "": expected a path; the current folder is written .\n' * 2

@@ -63,6 +63,7 @@ def test_for_people_runs_of_one_tokenizer_stand_under_one_line_of_tokens(equipoi
         ([MOE, DENSE, "a", "--layer", "1"], 2, "--layer 1: expected 0 to 0"),
         ([DENSE, "a", "--layer", "0"], 2, "--layer 0: these runs are dense; expected no --layer"),
         (["runs/tiny", "a"], 2, "runs/tiny: no run directory; expected one that holds a config.json"),
+        (["", "a"], 2, 'RUN "": expected a path; the current folder is written .'),
         ([MOE, "a", "--device", "tpu"], 2, "--device tpu: expected auto, cpu or cuda; did you mean 'cpu'?"),
         ([MOE, "a\udcff"], 3, "text holds a lone surrogate U+DCFF at character 1; expected Unicode text"),
     ],

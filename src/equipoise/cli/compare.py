@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise.cli.console import JsonOption, emit_json, out, print_table
+from equipoise.cli.console import JsonOption, emit_json, out, place, print_table
 from equipoise.errors import IntegrityError
 from equipoise.report.tables import interval
 from equipoise.report.values import METRICS, main_metric, metric_name, seed_count
@@ -25,8 +25,10 @@ _KINDS = {
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="STUDY", help="A study directory, or its results.json.")],
-    second: Annotated[Path, typer.Argument(metavar="STUDY", help="Another one.")],
+    first: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="A study directory, or its results.json.", parser=place("STUDY"))
+    ],
+    second: Annotated[Path, typer.Argument(metavar="STUDY", help="Another one.", parser=place("STUDY"))],
     as_json: JsonOption = False,
 ) -> None:
     """Set two studies' contrasts side by side, with intervals and n, and say in what the studies differ. Reads only.

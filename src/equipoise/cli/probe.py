@@ -11,7 +11,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from equipoise.cli.console import DeviceOption, JsonOption, check_device, emit_json, out
+from equipoise.cli.console import DeviceOption, JsonOption, check_device, emit_json, out, place
 from equipoise.cli.export import BestOption
 from equipoise.errors import ConfigError
 from equipoise.text import number, piece, token_label, visible
@@ -45,7 +45,11 @@ class Row:
 def probe(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Complete runs' directories, e.g. runs/quick/moe/500000-s0."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Complete runs' directories, e.g. runs/quick/moe/500000-s0.",
+            parser=place("RUN"),
+        ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to read.")],
     layer: Annotated[

@@ -2,7 +2,7 @@
 
 A page whose policy allows only hashed style sheets ignores `style="…"`, hence every declaration becomes a presentation
 attribute; every colour of `figures.style` becomes the page's variable of that name, which is how a figure follows light
-and dark. Not for: SVG files that stand alone (`figures.style.svg`).
+and dark. Not for: SVG files that stand alone (`publish`).
 """
 
 from __future__ import annotations
