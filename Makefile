@@ -14,10 +14,10 @@ PYTEST := $(PY) -m pytest -n auto $(if $(CORPORA),--corpora="$(CORPORA)")
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test unit lint docs audit bench bench-quick golden clean
+.PHONY: help demo test unit lint docs results audit bench bench-quick golden clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
 demo: $(CORE) ## set up, run the built-in study `quick`, print its verdicts and where the report is
 	.venv/bin/equipoise run quick
@@ -32,8 +32,13 @@ lint: $(DEV) ## formatting, lint rules, types
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict
 
-docs: $(CORE) ## write docs/study.md anew, from the docstrings of the spec
+docs: $(CORE) ## write docs/study.md anew, from the docstrings of the spec, and the tables of docs/scale.md
 	$(PY) docs/study_reference.py
+	$(PY) docs/scale_tables.py
+
+results: $(CORE) ## make the pages of results/ anew from the records there, then docs/results.md and the front of README
+	@for study in results/*/; do [ ! -f "$$study/lock.json" ] || .venv/bin/equipoise report "$$study" > /dev/null || exit 1; done
+	$(PY) docs/results_page.py
 
 audit: $(PY) ## known vulnerabilities of the pinned packages, by pip-audit; needs the network
 	@test -x .venv/audit/bin/pip-audit || { $(PYTHON) -m venv .venv/audit && .venv/audit/bin/python -m pip install -q pip-audit; }
@@ -48,6 +53,7 @@ bench-quick: $(DEV) ## does every benchmark run? A minute or two, no figures wor
 	$(PY) benchmarks/step_time.py --quick
 	$(PY) benchmarks/kernels.py --rounds 1
 	$(PY) benchmarks/data.py --quick
+	$(PY) benchmarks/prepare_big.py --quick --spelling --clean --folder build/big
 	$(PY) benchmarks/study_time.py --quick
 	$(PY) benchmarks/gpu_step.py
 

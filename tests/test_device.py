@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from equipoise.device import choose_compute, make_repeatable, put
+from equipoise.device import choose_compute, keep_freed_memory, make_repeatable, put
 from equipoise.errors import ConfigError
 
 
@@ -150,3 +154,33 @@ def test_a_cpu_needs_nothing_to_be_repeatable(monkeypatch: pytest.MonkeyPatch) -
 def test_put_keeps_the_values() -> None:
     array = np.arange(6).reshape(2, 3)
     assert put(array, torch.device("cpu")).tolist() == array.tolist()
+
+
+FAULTS = """
+import resource, sys, torch
+from equipoise.device import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.empty(1 << 24).fill_(1.0)
+before = faults()
+for _ in range(4):
+    torch.empty(1 << 24).fill_(1.0)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's is left alone")
+def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+    def count(how: str) -> int:
+        command = [sys.executable, "-c", FAULTS, how]
+        return int(subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120).stdout)
+
+    assert count("keep") < count("default") / 2
+
+
+def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: pytest.fail("not to be touched"))
+    keep_freed_memory()

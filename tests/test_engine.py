@@ -12,16 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from equipoise import engine
 from equipoise.data.prepare import prepare
-from equipoise.engine import Event, Stop, Task, catching_signals, run_local
+from equipoise.engine import Engine, Event, Stop, Task, catching_signals, run_tasks
 from equipoise.errors import Interrupted
 from equipoise.probe import Probes
 
@@ -38,29 +37,31 @@ time.sleep(600)
 IGNORES = SAVES.replace("sys.exit(128 + number)", "pass")
 
 
-class Started(list[tuple[str, "subprocess.Popen[bytes]"]]):
-    """Children in the order of their start."""
+@dataclass
+class Started:
+    """An engine whose children are bare interpreters that run the text in the task's name, in the order of start."""
+
+    children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+
+    def start(self, tasks: Sequence[Any]) -> list[Any]:
+        for task in tasks:
+            with task.log.open("ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-S", "-c", task.run.code],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    start_new_session=True,
+                )
+            self.children.append((task.run.folder, child))
+        return [child for _, child in self.children[-len(tasks) :]]
+
+    def engine(self, num_jobs: int, retries: int = 0) -> Engine:
+        return Engine(start=self.start, num_jobs=num_jobs, how="as a test says", retries=retries)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """What `run_local` starts are bare interpreters that run the text in the task's name."""
-    children = Started()
-
-    def start(task: Any, arguments: Sequence[str], forker: Any) -> Any:
-        with task.log.open("ab") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-S", "-c", task.run.code],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                start_new_session=True,
-            )
-        children.append((task.run.folder, child))
-        return child
-
-    monkeypatch.setattr(engine, "_start", start)
-    monkeypatch.setattr(engine, "nursery", nullcontext)
-    return children
+def started() -> Started:
+    return Started()
 
 
 def tasks_of(folder: Path, *codes: str) -> list[Task]:
@@ -85,7 +86,7 @@ def when_ready(folder: Path, number: int, then: Any) -> threading.Thread:
 
 
 def gone(children: Started) -> bool:
-    return all(child.poll() is not None for _, child in children)
+    return all(child.poll() is not None for _, child in children.children)
 
 
 def test_exit_codes_order_and_what_follows(tmp_path: Path, started: Started) -> None:
@@ -94,33 +95,49 @@ def test_exit_codes_order_and_what_follows(tmp_path: Path, started: Started) -> 
     (after,) = tasks_of(tmp_path / "..", "raise SystemExit(4)")
     after = Task(run=SimpleNamespace(folder="after", code="pass"), directory=tmp_path / "after", log=after.log)  # type: ignore[arg-type]
     events: list[Event] = []
-    codes = run_local(
+    codes = run_tasks(
         tasks,
-        num_jobs=2,
-        arguments=[],
-        environment=os.environ,
+        started.engine(2),
         on_event=events.append,
         stop=Stop(),
         follow=lambda task: [after] if task is tasks[1] else [],
         poll_s=0.01,
     )
     assert codes == {tmp_path / "0": 3, tmp_path / "1": 0, tmp_path / "2": 0, tmp_path / "after": 0}
-    assert [name for name, _ in started] == ["0", "1", "2", "after"]
+    assert [name for name, _ in started.children] == ["0", "1", "2", "after"]
     assert [event.exit_code for event in events if event.kind == "finished" and event.task is tasks[0]] == [3]
 
 
+def test_what_somebody_else_told_to_stop_is_started_again_as_often_as_the_engine_says(
+    tmp_path: Path, started: Started
+) -> None:
+    """The first saves itself twice and then succeeds, the second never does, the third is no such case."""
+    codes = (
+        f"from pathlib import Path; p = Path({str(tmp_path / 'n')!r}); p.open('a').write('x'); "
+        "raise SystemExit(143 if len(p.read_text()) < 3 else 0)",
+        "raise SystemExit(130)",
+        "raise SystemExit(4)",
+    )
+    events: list[Event] = []
+    ended = run_tasks(
+        tasks_of(tmp_path, *codes), started.engine(3, retries=2), on_event=events.append, stop=Stop(), poll_s=0.01
+    )
+    assert ended == {tmp_path / "0": 0, tmp_path / "1": 130, tmp_path / "2": 4}
+    assert sorted(name for name, _ in started.children) == ["0"] * 3 + ["1"] * 3 + ["2"]
+    told = [event.exit_code for event in events if event.kind == "finished" and event.task.run.folder == "0"]
+    assert told == [143, 143, 0]
+
+
 def test_what_is_not_this_process_to_do_is_passed_over(tmp_path: Path, started: Started) -> None:
-    codes = run_local(
+    codes = run_tasks(
         tasks_of(tmp_path, "pass", "pass", "pass"),
-        num_jobs=1,
-        arguments=[],
-        environment=os.environ,
+        started.engine(1),
         on_event=lambda _: None,
         stop=Stop(),
         take=lambda task: task.run.folder != "1",
         poll_s=0.01,
     )
-    assert codes == {tmp_path / "0": 0, tmp_path / "2": 0} and [name for name, _ in started] == ["0", "2"]
+    assert codes == {tmp_path / "0": 0, tmp_path / "2": 0} and [name for name, _ in started.children] == ["0", "2"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -130,13 +147,11 @@ def test_a_signal_is_passed_on_once_children_save_and_nothing_further_starts(
     tasks = tasks_of(tmp_path, SAVES, SAVES, SAVES)
     with pytest.raises(Interrupted, match="stopped; 3 run") as stopped, catching_signals() as stop:
         thread = when_ready(tmp_path, 2, lambda: os.kill(os.getpid(), number))
-        run_local(
-            tasks, num_jobs=2, arguments=[], environment=os.environ, on_event=lambda _: None, stop=stop, poll_s=0.01
-        )
+        run_tasks(tasks, started.engine(2), on_event=lambda _: None, stop=stop, poll_s=0.01)
     thread.join()
     assert stopped.value.exit_code == 128 + number
-    assert [child.returncode for _, child in started] == [128 + number] * 2 and gone(started)
-    for name, _ in started:
+    assert [child.returncode for _, child in started.children] == [128 + number] * 2 and gone(started)
+    for name, _ in started.children:
         assert (tmp_path / f"{name}.log").read_text(encoding="utf-8") == "ready\nsaved\n", "told once"
 
 
@@ -148,18 +163,16 @@ def test_a_second_signal_kills_children_that_do_not_end(tmp_path: Path, started:
 
     with pytest.raises(Interrupted) as stopped, catching_signals() as stop:
         thread = when_ready(tmp_path, 2, twice)
-        run_local(
+        run_tasks(
             tasks_of(tmp_path, IGNORES, IGNORES),
-            num_jobs=2,
-            arguments=[],
-            environment=os.environ,
+            started.engine(2),
             on_event=lambda _: None,
             stop=stop,
             poll_s=0.01,
         )
     thread.join()
     assert stopped.value.exit_code == 143
-    assert gone(started) and {child.returncode for _, child in started} == {-signal.SIGKILL}
+    assert gone(started) and {child.returncode for _, child in started.children} == {-signal.SIGKILL}
 
 
 def test_an_error_of_ours_leaves_no_orphan(tmp_path: Path, started: Started) -> None:
@@ -168,11 +181,9 @@ def test_an_error_of_ours_leaves_no_orphan(tmp_path: Path, started: Started) -> 
             raise ValueError("not our day")
 
     with pytest.raises(ValueError, match="not our day"):
-        run_local(
+        run_tasks(
             tasks_of(tmp_path, SAVES, SAVES),
-            num_jobs=2,
-            arguments=[],
-            environment=os.environ,
+            started.engine(2),
             on_event=broken,
             stop=Stop(),
             poll_s=0.01,
@@ -225,11 +236,11 @@ def test_signals_are_counted_and_handlers_put_back() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", ["reading", "training the tokenizer", "encoding"])
-def test_a_signal_while_data_is_prepared_leaves_nothing(
+@pytest.mark.parametrize("phase", ["reading", "learning the tokenizer", "encoding"])
+def test_a_signal_while_data_is_prepared_keeps_what_is_finished(
     tiny: Any, tmp_path: Path, number: signal.Signals, phase: str
 ) -> None:
-    with pytest.raises(Interrupted, match="nothing was kept") as stopped, catching_signals() as stop:
+    with pytest.raises(Interrupted, match="what is finished was kept") as stopped, catching_signals() as stop:
 
         def say(line: str) -> None:
             if phase in line:
@@ -238,7 +249,9 @@ def test_a_signal_while_data_is_prepared_leaves_nothing(
 
         prepare(tiny.spec.corpus, tiny.spec.tokenizer, tmp_path, progress=say, should_stop=lambda: stop() != 0)
     assert stopped.value.exit_code == 128 + number
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    (left,) = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert left == f".{tiny.dataset.directory.name}.unfinished"
+    assert prepare(tiny.spec.corpus, tiny.spec.tokenizer, tmp_path).digest == tiny.dataset.digest
 
 
 def test_a_signal_while_runs_at_a_time_are_tried_has_its_own_exit_code() -> None:

@@ -33,11 +33,15 @@ LAYOUT: dict[str, bool] = {
     "schedule.py": False,
     "data/corpora/": False,
     "data/": False,
+    "fetch/": False,
     "accounting.py": False,
     "micro.py": False,
+    "hardware.py": False,
+    "footprint.py": False,
     "matching.py": False,
     "budgets.py": False,
     "device.py": True,
+    "parallel.py": True,
     "model/layers.py": True,
     "model/fused/": True,
     "model/grouped.py": True,
@@ -59,12 +63,14 @@ LAYOUT: dict[str, bool] = {
     "nonfinite.py": True,
     "step.py": True,
     "compiled.py": True,
+    "followers.py": True,
     "session.py": True,
     "finish.py": True,
     "train.py": True,
     "lock.py": False,
     "estimate.py": False,
     "study.py": False,
+    "costs.py": False,
     "forks.py": False,
     "probe.py": False,
     "sizing.py": False,
@@ -72,7 +78,10 @@ LAYOUT: dict[str, bool] = {
     "work.py": False,
     "watching.py": False,
     "shares.py": False,
+    "engines/": False,
+    "execute.py": False,
     "step_time.py": False,
+    "archive.py": False,
     "stats.py": False,
     "sampling.py": False,
     "crossover.py": False,
@@ -100,8 +109,8 @@ LAYOUT: dict[str, bool] = {
 }
 # A command may load torch, but only once it runs: it imports inside its handlers.
 LAZY = ("cli/",)
-# Reading the environment is the command line's privilege.
-READS_ENVIRONMENT = ("cli/",)
+# Reading the environment is for the command line, and for what a scheduler started, which has none above it.
+READS_ENVIRONMENT = ("cli/", "engines/worker.py")
 # Who may load matplotlib when it is imported.
 DRAWS = ("figures/", *(f"report/{name}.py" for name in ("curves", "explorer", "page", "publish", "svg", "write")))
 
@@ -297,7 +306,7 @@ def calls_that_never_occur(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, rule) for rule in call_breaches(node, whole_name(node.func, known)))
 
 
-NO_TEXT = ("os.open", "browser.open")
+NO_TEXT = ("os.open", "browser.open", "opener.open")
 """Calls named open that open no text."""
 
 

@@ -93,6 +93,20 @@ def test_any_trace_of_an_update_locks_the_study(tiny: Any, tmp_path: Path, trace
         lock(tmp_path, tiny, dataclasses.replace(tiny.spec, seeds=(0, 1)))
 
 
+def test_text_that_has_moved_changes_no_byte_of_the_lock(tiny: Any, tmp_path: Path) -> None:
+    """So that a study goes on from a committed copy, wherever its text lies there."""
+    here = dataclasses.replace(tiny.spec, corpus=TextCorpus(path="stories"))
+    lock(tmp_path, tiny, here)
+    begin(tmp_path, tiny.runs[0])
+    before = (tmp_path / "lock.json").read_bytes()
+    lock(tmp_path, tiny, dataclasses.replace(tiny.spec, corpus=TextCorpus(path="/elsewhere/texts")))
+    assert (tmp_path / "lock.json").read_bytes() == before
+    moved = dataclasses.replace(here, corpus=TextCorpus(path="/elsewhere/texts"), seeds=(*here.seeds, 9))
+    assert lock(tmp_path, tiny, moved).study == dataclasses.replace(here, seeds=(*here.seeds, 9))
+    with pytest.raises(ConfigError, match=r'corpus\.field: "text" → "body"'):
+        lock(tmp_path, tiny, dataclasses.replace(here, corpus=TextCorpus(path="stories", field="body")))
+
+
 def test_what_has_begun_may_grow_but_not_change(tiny: Any, tmp_path: Path) -> None:
     first = lock(tmp_path, tiny, tiny.spec)
     begin(tmp_path, tiny.runs[0])

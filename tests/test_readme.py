@@ -45,6 +45,7 @@ def commands(text: str) -> Iterator[list[str]]:
             for line in block.replace("\\\n", " ").splitlines():
                 if name == "sh" or line.startswith("$ "):
                     words = shlex.split(line.removeprefix("$ "), comments=True)
+                    words = words[: words.index("|")] if "|" in words else words
                     if words:
                         yield words
 

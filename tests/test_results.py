@@ -25,7 +25,7 @@ from equipoise.record import append_row, finish_run, start_run, write_losses
 from equipoise.report.details import components_table
 from equipoise.report.markdown import render_markdown
 from equipoise.report.page import render_html
-from equipoise.results import collect, write_results
+from equipoise.results import collect, settled, write_results
 from equipoise.spec.claims import EquivalentClaim, FasterClaim, LargerClaim, LowerClaim, RoutingClaim, Step, TrendClaim
 from equipoise.spec.run import RunConfig
 from equipoise.spec.study import OwnBudget, StudySpec
@@ -113,6 +113,30 @@ def test_means_gaps_and_verdict_are_those_of_scipy(tiny: Any, tmp_path: Path) ->
     assert (gap["expected_n"], gap["dropped"], gap["post_hoc"]) == (3, [], False)
     assert found["arms"][1]["shared_init"] == {"with": "moe", "tensors": 1, "of": 3}
     assert json.loads(write_results(tmp_path, found).read_text(encoding="utf-8")) == json.loads(json.dumps(dump(found)))
+
+
+def test_computed_numbers_have_twelve_digits_and_recorded_ones_all(tiny: Any, tmp_path: Path) -> None:
+    """A sum that is off in its last digit, as on another processor, gives the same results, byte for byte."""
+    study, long = make(tmp_path, tiny, tiny.spec), 2.5012345678901234
+    run = next(run for run in tiny.runs if run.folder == "moe/5120-s0")
+    shutil.rmtree(study / run.folder)
+    write_run(study / run.folder, run, val_loss=long)
+    found = collect(study)
+    computed = [*(found[part] for part in ("table", "gaps", "crossovers")), found["claims"][0]["contrasts"]]
+    texts = re.findall(r"-?\d+\.\d+(?:e-\d+)?", json.dumps(computed))
+    assert len(texts) > 40 and all(float(f"{float(text):.12g}") == float(text) for text in texts)
+    assert settled({"mean": (0.1 + 0.2, 3, "0.30000000000000004")}) == settled(
+        {"mean": [0.3, 3, "0.30000000000000004"]}
+    )
+    assert rows(found, "runs", arm="moe", seed=0)[0]["val_loss"] == long
+
+
+def test_results_are_a_row_a_line(tiny: Any, tmp_path: Path) -> None:
+    found = collect(make(tmp_path, tiny, tiny.spec))
+    lines = write_results(tmp_path, found).read_text(encoding="utf-8").splitlines()
+    runs = lines[lines.index('"runs": [') + 1 :][: len(found["runs"])]
+    assert [json.loads(line.rstrip(",")) for line in runs] == json.loads(json.dumps(dump(found["runs"])))
+    assert max(line.count('"arm"') for line in runs) == 1
 
 
 def test_lost_and_diverged_runs_are_named_and_hold_the_verdict(tiny: Any, tmp_path: Path) -> None:
@@ -571,6 +595,7 @@ def test_a_run_that_cannot_be_read_is_broken_and_the_others_go_on(
     found = collect(study)
     (broken,) = [run for run in found["runs"] if run["status"] != "complete"]
     assert (broken["arm"], broken["seed"], broken["status"]) == ("moe", 1, "broken") and said in broken["message"]
+    assert str(tmp_path) not in broken["message"], "where the study lies is no part of what it found"
     assert broken["val_loss"] is None
     row = rows(found, "table", arm="moe", metric="val_loss")[0]
     assert row["n"] == 2 and row["lost"] == [1]

@@ -18,7 +18,7 @@ import torch
 
 from equipoise.compiled import choose_losses
 from equipoise.data.packing import EvalWindows
-from equipoise.device import choose_compute, environment, make_repeatable, peak_memory_bytes
+from equipoise.device import choose_compute, environment, keep_freed_memory, make_repeatable, peak_memory_bytes
 from equipoise.model.transformer import Transformer, build, generate
 from equipoise.optim import make_adamw
 from equipoise.rng import stream
@@ -30,7 +30,7 @@ from equipoise.step import train_step
 
 WARM_UPDATES: Final = 2
 """Updates before any is timed: allocators and caches settle."""
-WARM_S: Final = 2.0
+WARM_S: Final = 0.5
 """An update slower than this is warm enough after one."""
 SAMPLE_TOKENS: Final = 16
 GEMM_SIZE: Final = 1024
@@ -70,6 +70,7 @@ def make_workload(
     torch.set_num_threads(recipe.threads)
     compute = choose_compute(device, recipe.dtype, recipe.kernels)
     make_repeatable(compute)
+    keep_freed_memory()
     rows = recipe.num_sequences if whole else recipe.sequences_per_forward
     micro = recipe if whole else replace(recipe, batch_tokens=rows * recipe.seq_len, micro_sequences=0)
     run = RunConfig(arm="probe", seed=0, budget=micro.batch_tokens, model=config, recipe=micro, data="")

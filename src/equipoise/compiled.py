@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from equipoise.device import Compute
+from equipoise.micro import fitting
 from equipoise.model.moe import MoE
 from equipoise.model.transformer import Transformer
 from equipoise.spec.recipe import Recipe
@@ -28,9 +29,16 @@ INDUCTOR: Final = "inductor"
 
 
 def choose_losses(
-    model: Transformer, recipe: Recipe, compute: Compute, log: Callable[[str], None], backend: str = INDUCTOR
+    model: Transformer,
+    recipe: Recipe,
+    compute: Compute,
+    log: Callable[[str], None],
+    backend: str = INDUCTOR,
+    processes: int = 1,
 ) -> tuple[Losses, Compute]:
     """(the function that computes a step's losses, `compute` with a reason that says so if compiling failed).
+
+    `processes` is how many share a batch: it is compiled for the forward passes that they make.
 
     Eager where `compute` does not ask for it, and for routed models whose experts are computed in a loop: how many rows
     an expert has is no part of a graph. Changes no weight and no gradient.
@@ -43,7 +51,7 @@ def choose_losses(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a compiler about its own insides
             compiled: Losses = torch.compile(losses, fullgraph=True, dynamic=False, backend=backend, **options)
-            _try(compiled, model, recipe, compute)
+            _try(compiled, model, recipe, compute, fitting(recipe, recipe.sequences_per_forward, processes))
     except Exception as error:  # torch, Triton and compilers share no base class
         cause = getattr(error, "inner_exception", error)  # torch wraps what a compiler raised
         log(f"warning: steps are not compiled: {type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
@@ -58,8 +66,7 @@ def is_one_graph(model: Transformer, compute: Compute) -> bool:
     return not experts or (compute.autocast is not None and all(part.grouped for part in experts))
 
 
-def _try(compiled: Losses, model: Transformer, recipe: Recipe, compute: Compute) -> None:
-    rows = recipe.sequences_per_forward
+def _try(compiled: Losses, model: Transformer, recipe: Recipe, compute: Compute, rows: int) -> None:
     tokens_BS = torch.zeros(rows, recipe.seq_len, dtype=torch.int64, device=compute.device)
     model.rope(0, recipe.seq_len)  # its tables grow outside of the graph
     # Inputs and targets as two tensors: one in both places would be compiled as a case of its own.

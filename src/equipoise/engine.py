@@ -1,7 +1,10 @@
-"""Where runs execute: child processes on this machine, a few at a time. Knows runs and exit codes, no training.
+"""Where runs execute: one loop over tasks, whatever starts them, and `local`, child processes on this machine.
 
-A child is `equipoise train <run directory> …`, forked where that can be done, else a new interpreter; the run directory
-holds its whole configuration and is the only thing that comes back. A failed child never stops the others.
+A task is carried out by `equipoise train <run directory> …`; the run directory holds its whole configuration and is the
+only thing that comes back. An engine says how such a command is started, and how its end is known; the loop is the same
+for all of them. A task that failed never stops the others.
+
+Not for: other machines (`engines/`), what there is to do (`work`), training.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from equipoise.errors import Interrupted
 from equipoise.forks import Child, Nursery, nursery
 from equipoise.spec.run import RunConfig
 from equipoise.trunk import TrunkConfig
+
+SAVED: Final = (129, 130, 143)
+"""Exit codes of a run that was told to stop, and did, after its state was saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,28 @@ class Task:
     """Where the child's output goes."""
     num_runs: int = 1
     """Runs that are finished when it is; of a trunk those that wait for it."""
+
+
+def command_line(task: Task, arguments: Sequence[str]) -> list[str]:
+    """What carries out a task, as arguments of `equipoise`, the same in any folder and on any machine of a file system.
+
+    `arguments` are those that all tasks of a study share.
+    """
+    return ["train", str(task.directory.resolve()), *arguments]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Something that executes tasks: the local machine, or a scheduler (see `engines/`)."""
+
+    start: Callable[[Sequence[Task]], Sequence[Child]]
+    """Starts tasks, or puts them in a queue; each is a child whose exit code is that of its `command_line`."""
+    num_jobs: int
+    """Tasks started at a time, at most."""
+    how: str
+    """For people, after "6 runs, 0 done": "2 at a time"."""
+    retries: int = 0
+    """How often a task that somebody else told to stop (a scheduler that needs the place) is started again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,82 +127,108 @@ def catching_signals(second: Callable[[int], None] = lambda _: None) -> Iterator
         told.close()
 
 
-def run_local(
+def run_tasks(
     tasks: Sequence[Task],
+    engine: Engine,
     *,
-    num_jobs: int,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
     on_event: Callable[[Event], None],
     stop: Stop,
     follow: Callable[[Task], Sequence[Task]] = lambda _: (),
     take: Callable[[Task], bool] = lambda _: True,
     poll_s: float = 0.25,
 ) -> dict[Path, int]:
-    """Execute `tasks` in order, at most `num_jobs` at a time; returns the exit code per run directory.
+    """Execute `tasks` in order, as many at a time as the engine says; returns the exit code per run directory.
 
     `follow` is asked after each task that succeeded for those that it makes possible; they come last, because what
     follows a trunk is short. `take` is asked before a task starts whether it is this process's to do; what is not is
     passed over and has no exit code.
 
-    `arguments` are appended to every child's command line; `environment` is that of this process. When `stop` is set no
-    further task starts, the signal is passed on and the children are waited for (each saves itself and exits); a second
-    signal kills them. Raises Interrupted then.
+    When `stop` is set no further task starts, the signal is passed on and the children are waited for (each saves
+    itself and exits); a second signal kills them. Raises Interrupted then.
     """
     waiting = list(tasks)
     running: list[tuple[Task, Child]] = []
     codes: dict[Path, int] = {}
+    again: Counter[Path] = Counter()
     unfinished = sum(task.num_runs for task in tasks)
     passed_on = False
-    with nursery(environment) if sum(task.num_runs for task in tasks) > 1 else nullcontext() as forker:
-        try:
-            while running or (waiting and not stop.number):
-                while waiting and len(running) < num_jobs and not stop.number:
-                    task = waiting.pop(0)
-                    if not take(task):
-                        continue
-                    running.append((task, _start(task, arguments, forker)))
-                    on_event(Event(kind="started", task=task))
-                if stop.number and not passed_on:
-                    passed_on = True
-                    for _, child in running:
-                        child.send_signal(stop.number)
-                if stop.count > 1:
-                    break
-                for task, child in list(running):
-                    code = child.poll()
-                    if code is None:
-                        on_event(Event(kind="progress", task=task))
-                    else:
-                        running.remove((task, child))
-                        codes[task.directory] = code
-                        on_event(Event(kind="finished", task=task, exit_code=code))
-                        if code == 0:
-                            after = follow(task)
-                            waiting += after
-                            unfinished += sum(one.num_runs for one in after) - task.num_runs
-                time.sleep(poll_s if running else 0)
-        finally:
-            for _, child in running:  # a second signal, or an error of ours: leave no orphan
-                child.kill()
-                child.wait()
+    try:
+        while running or (waiting and not stop.number):
+            starting: list[Task] = []
+            while waiting and len(running) + len(starting) < engine.num_jobs and not stop.number:
+                task = waiting.pop(0)
+                starting += [task] if take(task) else []
+            running += zip(starting, engine.start(starting) if starting else (), strict=True)
+            for task in starting:
+                on_event(Event(kind="started", task=task))
+            if stop.number and not passed_on:
+                passed_on = True
+                for _, child in running:
+                    child.send_signal(stop.number)
+            if stop.count > 1:
+                break
+            for task, child in list(running):
+                code = child.poll()
+                if code is None:
+                    on_event(Event(kind="progress", task=task))
+                    continue
+                running.remove((task, child))
+                on_event(Event(kind="finished", task=task, exit_code=code))
+                if code in SAVED and not stop.number and again[task.directory] < engine.retries:
+                    again[task.directory] += 1
+                    waiting.append(task)
+                    continue
+                codes[task.directory] = code
+                if code == 0:
+                    after = follow(task)
+                    waiting += after
+                    unfinished += sum(one.num_runs for one in after) - task.num_runs
+            time.sleep(poll_s if running else 0)
+    finally:
+        for _, child in running:  # a second signal, or an error of ours: leave no orphan
+            child.kill()
+            child.wait()
     if stop.number:
         raise Interrupted(f"stopped; {unfinished} run(s) not finished, run again to go on", stop.number)
     return codes
 
 
-def _start(task: Task, arguments: Sequence[str], forker: Nursery | None) -> Child:
-    """A child of its own session: a Ctrl-C in the terminal reaches the parent only, which passes it on once."""
-    task.log.parent.mkdir(parents=True, exist_ok=True)
-    line = ["train", str(task.directory), *arguments]
-    child = forker.start(line, task.log) if forker else None
+# ------------------------------------------------------------------------------------------------ this machine
+
+
+@contextmanager
+def local_engine(
+    *, num_jobs: int, arguments: Sequence[str], environment: Mapping[str, str], many: bool = True, why: str = ""
+) -> Iterator[Engine]:
+    """Child processes on this machine, for the time of a `with` block.
+
+    `environment` is that of this process; with `many` tasks to come, children are forked where that can be done. `why`
+    says where the number of jobs comes from, for people.
+    """
+    with nursery(environment) if many else nullcontext() as forker:
+
+        def start(tasks: Sequence[Task]) -> list[Child]:
+            return [start_child(command_line(task, arguments), task.log, forker, environment) for task in tasks]
+
+        yield Engine(start=start, num_jobs=num_jobs, how=f"{num_jobs} at a time{why}")
+
+
+def start_child(line: Sequence[str], log: Path, forker: Nursery | None, environment: Mapping[str, str]) -> Child:
+    """Start `equipoise` with these arguments, output appended to `log`; forked if possible, else a new interpreter.
+
+    `environment` is that of `forker` as well. The child has a session of its own: a Ctrl-C in the terminal reaches the
+    parent only, which passes it on once.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    child = forker.start(line, log) if forker else None
     if child is not None:
         return child
-    with task.log.open("ab") as log:
+    with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "equipoise", *line],
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
+            env=dict(environment),
             start_new_session=True,
         )

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from equipoise.evidence import Evidence
 
-SAME: Final = ("equipoise", "torch", "numpy", "cpu_capability", "device", "threads", "micro_sequences")
+SAME: Final = ("equipoise", "torch", "numpy", "cpu_capability", "device", "threads", "micro_sequences", "processes")
 """Fields of an environment that have to be equal for two runs to be comparable bit for bit; on a GPU also which one.
-`micro_sequences` is there only when memory ran out (`--auto-micro-batch`)."""
+`micro_sequences` is there only when memory ran out (`--auto-micro-batch`), `processes` when there were several."""
 
 
 def distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,10 +103,17 @@ class Evidence:
 
 
 def gather(directory: Path, lock: Lock) -> list[Evidence]:
-    """Every run that the lock declares, in the study's order. Never fails for what lies in a run directory."""
+    """Every run that the lock declares, in the study's order. Never fails for what lies in a run directory.
+
+    Messages name files as they lie in the study: where the study lies is no part of what it found.
+    """
     late = {kind: lock.post_hoc(kind) for kind in ("arms", "seeds", "budgets")}
     budgets = study_budget(lock)
-    return [_read(record, late, budgets) for record in status(directory, lock)]
+    found = [_read(record, late, budgets) for record in status(directory, lock)]
+    return [
+        dataclasses.replace(run, message=run.message.replace(f"{directory}{os.sep}", "")) if run.message else run
+        for run in found
+    ]
 
 
 def _read(record: RunRecord, late: Mapping[str, list[Any]], budgets: Mapping[tuple[str, int], int]) -> Evidence:

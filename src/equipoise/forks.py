@@ -22,6 +22,8 @@ from typing import Any, Final, NoReturn, Protocol
 POLL_S: Final = 0.05
 """Seconds between two looks at what has ended."""
 SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+WARNINGS: Final = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""With which schedulers warn every process of a job; whoever asked for the children knows what to do."""
 ONE_THREAD: Final = "OPENBLAS_NUM_THREADS"
 """NumPy's library starts threads when it is loaded; where this environment variable is 1 it starts none."""
 START_S: Final = 60.0
@@ -70,6 +72,11 @@ class Nursery:
                 return _Forked(pid=answer["started"], nursery=self) if answer["started"] else None
         self.server.kill()  # whatever it would still do, nobody waits for
         return None
+
+    def close(self) -> None:
+        """Nothing is forked any more, and children that still run are told to end, once, whatever happens later."""
+        assert self.server.stdin is not None
+        self.server.stdin.close()
 
     def look(self) -> None:
         """Take note of what has ended."""
@@ -151,7 +158,7 @@ def nursery(environment: Mapping[str, str]) -> Iterator[Nursery | None]:
         yield Nursery(server=server)
     finally:
         assert server.stdin is not None and server.stdout is not None
-        server.stdin.close()
+        server.stdin.close()  # a second time does nothing
         server.wait()
         server.stdout.close()
 
@@ -166,7 +173,7 @@ def serve(command: Callable[[Sequence[str]], int]) -> None:
     children get SIGTERM and are waited for. Signals meant for all processes of a job are left to the others: whoever
     asks closes stdin when there is nothing left to wait for.
     """
-    for number in SIGNALS:
+    for number in (*SIGNALS, *WARNINGS):
         signal.signal(number, signal.SIG_IGN)
     channel = os.dup(1)
     os.dup2(2, 1)  # what anybody prints is no answer

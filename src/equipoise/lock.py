@@ -162,8 +162,8 @@ def lock_study(
 ) -> Lock:
     """Lock the study, or hold it to the lock that is there: additions become a dated amendment, changes are refused.
 
-    As long as no run has done an update and none was ever finished, everything may still change. Raises ConfigError
-    naming every field that was changed or removed.
+    As long as no run has done an update and none was ever finished, everything may still change. Text that has moved
+    changes nothing. Raises ConfigError naming every field that was changed or removed.
     """
     fresh = Lock(
         study=spec,
@@ -182,48 +182,56 @@ def lock_study(
                 f"{directory}: holds {len(runs)} run(s) but no lock.json: what was claimed before them is not known; "
                 "put the lock back, or take another --out"
             )
-        return _write_lock(directory, fresh)
+        return write_lock(directory, fresh)
     old = note_finished(directory)
     if old.first_finished is None and not any(map(has_begun, directory.glob("*/*-s*/"))):
-        return _write_lock(directory, fresh)
-    refused = _changes(old, fresh)
+        return write_lock(directory, fresh)
+    refused = changes(old, fresh)
     if refused:
         raise ConfigError(
             "\n".join(f"{directory}: locked, {line}" for line in refused)
             + "\nwhat has begun stays as it was declared; add to it, or take another name or --out"
         )
     added = _added(dump(old.study), dump(spec))
-    kept = dataclasses.replace(old, study=spec, models=fresh.models)
+    study = dataclasses.replace(spec, corpus=old.study.corpus)  # equal but for where the text lies, here and today
+    kept = dataclasses.replace(old, study=study, models=fresh.models)
     if added:
         amendment = {"date": _now(), "added": added, "after_first_run": old.first_finished is not None}
         kept = dataclasses.replace(kept, command=command, amendments=(*old.amendments, amendment))
-    return _write_lock(directory, kept)
+    return write_lock(directory, kept)
 
 
 def note_finished(directory: Path) -> Lock:
     """Write into the lock, once, that a run is finished (complete or diverged); returns the lock."""
     lock = read_lock(directory)
-    finished = [r.directory for r in status(directory, lock) if r.status in ("complete", "diverged")]
+    noted = with_first_finished(lock, status(directory, lock))
+    return lock if noted == lock else write_lock(directory, noted)
+
+
+def with_first_finished(lock: Lock, records: Sequence[RunRecord]) -> Lock:
+    """`lock`, saying when the first of the runs with these `records` was finished, if it does not say so yet."""
+    finished = [record.directory for record in records if record.status in ("complete", "diverged")]
     if lock.first_finished is not None or not finished:
         return lock
     first = min((path / "summary.json").stat().st_mtime for path in finished)
     when = datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds")
-    return _write_lock(directory, dataclasses.replace(lock, first_finished=when))
+    return dataclasses.replace(lock, first_finished=when)
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _write_lock(directory: Path, lock: Lock) -> Lock:
+def write_lock(directory: Path, lock: Lock) -> Lock:
+    """Write `lock` into a study directory, with its digest; returns it."""
     names = ("created", "command", "data", "first_finished", "amendments", "study", "models", "dataset")
     stored = {name: getattr(lock, name) for name in names}
     write_json(directory / "lock.json", {"schema_version": SCHEMA_VERSION, "digest": lock.digest(), **stored})
     return lock
 
 
-def _changes(old: Lock, new: Lock) -> list[str]:
-    """One line per declared thing that the new study changes or drops."""
+def changes(old: Lock, new: Lock) -> list[str]:
+    """One line per declared thing that the study of `new` changes or drops; where its corpus lies is none of them."""
     before, after = dump(old.study), dump(new.study)
     lines = [] if old.data == new.data else [f"the data changed: digest {old.data[:12]}… → {new.data[:12]}…"]
     for key in before:

@@ -6,6 +6,7 @@ added after the first finished run never enters a number of what was declared (`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from equipoise.environments import distinct
 from equipoise.environments import mixed as mixed_environments
 from equipoise.evidence import METRICS, Evidence, gather
 from equipoise.fairness import Cells
-from equipoise.files import write_json
+from equipoise.files import write_bytes
 from equipoise.lock import Lock, read_lock
 from equipoise.matching import resolve_arms
 from equipoise.measures import Cell, value_key
@@ -36,6 +37,9 @@ from equipoise.verdict import judge, table
 
 SCHEMA_VERSION: Final = 1
 CONFIDENCE: Final = 0.95
+DIGITS: Final = 12
+"""Significant digits of numbers that are computed here; what was recorded keeps all of its own. Beyond them sums and
+logarithms depend on the processor, its libraries and the threads, and the same records are to give the same bytes."""
 MIXED: Final = "mixed environments"
 """The mark of every verdict of a study whose runs did not share one environment."""
 
@@ -89,7 +93,7 @@ def collect(directory: Path) -> dict[str, Any]:
     tokens = {b: num_steps(b, spec.recipe) * spec.recipe.batch_tokens for b in spec.budgets}
     arm_rows = arm_tables(spec, arms, budgets, seen)
     losses = {(*place, seed): run.losses for place, cell in cells.items() for seed, run in cell.items() if run.complete}
-    gaps = with_sampling(gap_rows(cells, spec, late, CONFIDENCE), losses, CONFIDENCE)
+    gaps = settled(with_sampling(gap_rows(cells, spec, late, CONFIDENCE), losses, CONFIDENCE))
     mixed = mixed_environments(runs)
     environments = distinct(environment for run in runs for environment in run.environments)
     return {
@@ -116,16 +120,16 @@ def collect(directory: Path) -> dict[str, Any]:
         **{name: first.get(name) for name in ("floor", "floor_reason", "curve_floor")},
         **{name: first.get(name) for name in ("val_targets", "val_targets_total")},
         "runs": [_run_row(run, environments) for run in runs],
-        "table": mean_rows(cells, spec, late),
+        "table": settled(mean_rows(cells, spec, late)),
         "published": [
             {**dump(value), "budget": max(spec.budgets) if value.budget == "largest" else value.budget}
             for value in spec.published
         ],
         "gaps": gaps,
-        "crossovers": crossovers(gaps, trained, CONFIDENCE),
+        "crossovers": settled(crossovers(gaps, trained, CONFIDENCE)),
         "claims": [
             {
-                **row,
+                **settled(row),
                 "marks": [*row["marks"], *sweeps.terms(claim_arms(claim), row["budgets"], spec, budgets, choices)],
                 "matches": matches_between(arm_rows, claim_pairs(claim)),
             }
@@ -134,9 +138,9 @@ def collect(directory: Path) -> dict[str, Any]:
         "contracts": {
             "step_time": times.table() if isinstance(times, StepTimes) else None,
             "step_time_reason": None if isinstance(times, StepTimes) else times,
-            "rows": fairness.contract_rows(study, times),
+            "rows": settled(fairness.contract_rows(study, times)),
         },
-        "lr_sweep": sweeps.sweep_rows(study, choices),
+        "lr_sweep": settled(sweeps.sweep_rows(study, choices)),
         "curves": [
             {**run.place, "status": run.status, "points": list(run.points)}
             for run in runs
@@ -163,11 +167,35 @@ def collect(directory: Path) -> dict[str, Any]:
     }
 
 
+def settled(value: Any) -> Any:
+    """`value` (JSON values) with every float in it at `DIGITS` significant digits.
+
+    >>> settled({"mean": [1 / 3, 2], "n": 3})
+    {'mean': [0.333333333333, 2], 'n': 3}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: settled(item) for key, item in value.items()}
+    return [settled(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
-    """Write `results.json` atomically; returns its path."""
+    """Write `results.json` atomically, a row a line; returns its path.
+
+    Lines are what a change of results is seen by; a number a line would double the file.
+    """
     path = directory / "results.json"
-    write_json(path, results)
+    parts = [f"{json.dumps(key)}: {_lines(value)}" for key, value in results.items()]
+    write_bytes(path, ("{\n" + ",\n".join(parts) + "\n}\n").encode())
     return path
+
+
+def _lines(value: Any) -> str:
+    """JSON text of `value`: a list of objects an object a line, anything else on one line."""
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return "[\n" + ",\n".join(map(_lines, value)) + "\n]"
+    return json.dumps(dump(value), ensure_ascii=False, allow_nan=False)
 
 
 def _run_row(run: Evidence, environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

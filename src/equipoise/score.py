@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,6 @@ import torch
 from equipoise.data.packing import EvalWindows
 from equipoise.data.tokenizer import TextTokenizer
 from equipoise.errors import DataError, DivergedError
-from equipoise.model.moe import Routing
 from equipoise.model.transformer import Transformer, generate, token_losses
 from equipoise.routing import diagnose
 
@@ -45,6 +44,35 @@ class Evaluation:
     """Diagnostics per layer (see `equipoise.routing`); empty for a dense model."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Evaluation windows of one forward pass, cut where the longest of them ends."""
+
+    inputs_BS: np.ndarray
+    targets_BS: np.ndarray
+    units_BS: np.ndarray
+    """As in `EvalWindows`: −1 where padded."""
+    windows_B: np.ndarray
+    """Their numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What one forward pass over `Rows` gives."""
+
+    losses_T: np.ndarray
+    """Nats of every target, padding included, float64."""
+    expert_ids_LTK: list[np.ndarray]
+    """Per routed layer the experts of its real tokens, [real tokens, K]."""
+    entropy_L: list[float | None]
+    """Summed over real tokens; None, as `log_z_L`, of routers without probabilities."""
+    log_z_L: list[float | None]
+
+
+Scorer = Callable[[Transformer, Sequence[Rows], torch.dtype | None], list[Scored]]
+"""Scores some passes, in their order; the dtype is that of autocast."""
+
+
 @dataclass
 class _LayerSums:
     """Running sums of one layer's routing over real tokens."""
@@ -55,18 +83,15 @@ class _LayerSums:
     """None, as `log_z`, of a router without probabilities."""
     log_z: float | None = 0.0
     num_tokens: int = 0
-    newest_TK: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """Choices of the tokens added last."""
 
-    def add(self, routing: Routing, real_T: torch.Tensor) -> None:
-        self.newest_TK = routing.expert_ids_TK[real_T].cpu().numpy()
-        self.counts_E += np.bincount(self.newest_TK.ravel(), minlength=len(self.counts_E))
-        self.num_tokens += len(self.newest_TK)
-        if routing.probs_TE is None or routing.logits_TE is None or self.entropy is None or self.log_z is None:
+    def add(self, ids_TK: np.ndarray, entropy: float | None, log_z: float | None) -> None:
+        self.counts_E += np.bincount(ids_TK.ravel(), minlength=len(self.counts_E))
+        self.num_tokens += len(ids_TK)
+        if entropy is None or log_z is None or self.entropy is None or self.log_z is None:
             self.entropy = self.log_z = None
             return
-        self.entropy += float(torch.special.entr(routing.probs_TE[real_T].double()).sum())
-        self.log_z += float(torch.logsumexp(routing.logits_TE[real_T].double(), dim=-1).sum())
+        self.entropy += entropy
+        self.log_z += log_z
 
     def diagnosed(self) -> dict[str, Any]:
         entropy, log_z = (None if v is None else v / self.num_tokens for v in (self.entropy, self.log_z))
@@ -81,7 +106,6 @@ def watch_nothing(inputs_T: np.ndarray, expert_ids_LTK: Sequence[np.ndarray]) ->
     """The watch of an evaluation that nobody follows."""
 
 
-@torch.no_grad()
 def evaluate(
     model: Transformer,
     windows: EvalWindows,
@@ -90,47 +114,42 @@ def evaluate(
     autocast: torch.dtype | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     watch: Watch = watch_nothing,
+    scorer: Scorer | None = None,
+    at_once: int = 1,
 ) -> Evaluation:
     """Score every window once, without dropping a token; padding counts nowhere, and no bias moves.
 
     Windows of like length go together and are cut where the longest of them ends, so that padding costs little.
     `autocast` is the compute dtype of the forward pass (None: float32); `watch` sees the same tokens in the same order
-    for the same windows. Raises `Stopped` between batches when `should_stop()` is true, and DivergedError when a loss
-    is not finite.
+    for the same windows. `scorer` (None: `score_rows`) computes `at_once` passes at a time; how many changes no number.
+    Raises `Stopped` between them when `should_stop()` is true, and DivergedError when a loss is not finite.
     """
-    device = next(model.parameters()).device
-    num_windows, seq_len = windows.inputs_WS.shape
-    rows = max(1, FORWARD_TOKENS // seq_len)
     unit_losses_U = np.zeros(windows.num_units)
     text_loss = 0.0
     ffn = model.config.ffn
     num_experts, top_k = (ffn.num_experts, ffn.top_k) if ffn.kind == "moe" else (0, 0)
     sums: list[_LayerSums] = []
+    num_windows, seq_len = windows.inputs_WS.shape
+    num = max(1, FORWARD_TOKENS // seq_len)
     lengths_W = seq_len - np.argmax(windows.unit_WS[:, ::-1] >= 0, axis=1)
     by_length_W = np.argsort(-lengths_W, kind="stable")
-    for start in range(0, num_windows, rows):
+    batches = [by_length_W[start : start + num] for start in range(0, num_windows, num)]
+    for start in range(0, len(batches), at_once):
         if should_stop():
             raise Stopped
-        batch_B = by_length_W[start : start + rows]
-        inputs, targets, units = (
-            table[batch_B, : lengths_W[batch_B[0]]]
-            for table in (windows.inputs_WS, windows.targets_WS, windows.unit_WS)
-        )
-        targets_BS = torch.from_numpy(targets).to(device)
-        units_T = units.reshape(-1)
-        with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
-            inputs_BS = torch.from_numpy(inputs).to(device)
-            output = model(inputs_BS, windows_B=torch.from_numpy(batch_B).to(device))
-            losses_T = token_losses(model, output, targets_BS).double().cpu().numpy()
-        real_T = units_T >= 0
-        np.add.at(unit_losses_U, units_T[real_T], losses_T[real_T])
-        text_loss += float(losses_T[real_T & (targets.reshape(-1) != end_of_text)].sum())
-        if output.routing and not sums:
-            sums = [_LayerSums(counts_E=np.zeros(num_experts, dtype=np.int64), top_k=top_k) for _ in output.routing]
-        on_device_T = torch.from_numpy(real_T).to(device)
-        for layer, routing in zip(sums, output.routing, strict=True):
-            layer.add(routing, on_device_T)
-        watch(inputs.reshape(-1)[real_T], [layer.newest_TK for layer in sums])
+        together = [_rows(windows, batch_B, lengths_W[batch_B[0]]) for batch_B in batches[start : start + at_once]]
+        for rows, scored in zip(together, (scorer or score_rows)(model, together, autocast), strict=True):
+            units_T = rows.units_BS.reshape(-1)
+            real_T = units_T >= 0
+            np.add.at(unit_losses_U, units_T[real_T], scored.losses_T[real_T])
+            text_loss += float(scored.losses_T[real_T & (rows.targets_BS.reshape(-1) != end_of_text)].sum())
+            if not sums:
+                new = (np.zeros(num_experts, dtype=np.int64) for _ in scored.expert_ids_LTK)
+                sums = [_LayerSums(counts_E=counts_E, top_k=top_k) for counts_E in new]
+            layers = zip(sums, scored.expert_ids_LTK, scored.entropy_L, scored.log_z_L, strict=True)
+            for layer, ids_TK, entropy, log_z in layers:
+                layer.add(ids_TK, entropy, log_z)
+            watch(rows.inputs_BS.reshape(-1)[real_T], scored.expert_ids_LTK)
     total = float(unit_losses_U.sum())
     if not math.isfinite(total):
         raise DivergedError("evaluation: the loss is not finite")
@@ -140,6 +159,46 @@ def evaluate(
         bpb=text_loss / math.log(2) / windows.num_bytes,
         routing=[layer.diagnosed() for layer in sums],
     )
+
+
+def _rows(windows: EvalWindows, batch_B: np.ndarray, length: int) -> Rows:
+    tables = (windows.inputs_WS, windows.targets_WS, windows.unit_WS)
+    inputs, targets, units = (table[batch_B, :length] for table in tables)
+    return Rows(inputs_BS=inputs, targets_BS=targets, units_BS=units, windows_B=batch_B)
+
+
+@torch.no_grad()
+def score_rows(model: Transformer, passes: Sequence[Rows], autocast: torch.dtype | None) -> list[Scored]:
+    """Each of some passes, one after the other."""
+    device = next(model.parameters()).device
+    scored = []
+    for rows in passes:
+        targets_BS = torch.from_numpy(rows.targets_BS).to(device)
+        with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
+            inputs_BS = torch.from_numpy(rows.inputs_BS).to(device)
+            output = model(inputs_BS, windows_B=torch.from_numpy(rows.windows_B).to(device))
+            losses_T = token_losses(model, output, targets_BS).double().cpu().numpy()
+        real_T = torch.from_numpy(rows.units_BS.reshape(-1) >= 0).to(device)
+        scored.append(
+            Scored(
+                losses_T=losses_T,
+                expert_ids_LTK=[routing.expert_ids_TK[real_T].cpu().numpy() for routing in output.routing],
+                entropy_L=[_summed(routing.probs_TE, real_T, torch.special.entr) for routing in output.routing],
+                log_z_L=[_summed(routing.logits_TE, real_T, _logsumexp) for routing in output.routing],
+            )
+        )
+    return scored
+
+
+def _summed(
+    table_TE: torch.Tensor | None, real_T: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]
+) -> float | None:
+    """The sum of a function of a table's real rows, in float64; None without a table."""
+    return None if table_TE is None else float(of(table_TE[real_T].double()).sum())
+
+
+def _logsumexp(logits_TE: torch.Tensor) -> torch.Tensor:
+    return torch.logsumexp(logits_TE, dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)

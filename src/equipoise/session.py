@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +32,10 @@ from equipoise.device import Compute, environment
 from equipoise.errors import ConfigError, DivergedError, IntegrityError
 from equipoise.faults import not_accepted
 from equipoise.files import read_json, write_json
+from equipoise.followers import give_weights, open_followers, score_together
 from equipoise.model.transformer import Transformer, build
 from equipoise.optim import AdamW, make_adamw
+from equipoise.parallel import ALONE, Group
 from equipoise.record import WEIGHTS, cut_rows, mark_rows, read_rows, rows_fault
 from equipoise.schedule import eval_steps, sample_steps
 from equipoise.score import Evaluation, Watch, evaluate, watch_nothing
@@ -132,6 +135,8 @@ class Session:
     stop_signal: Callable[[], int]
     auto_micro_batch: bool = False
     """Whether a batch that finds no memory is cut into smaller pieces."""
+    group: Group = ALONE
+    """The processes at it, which this one leads."""
     steps_here: int = 0
     """Updates done by this process."""
     environments: list[dict[str, Any]] = field(default_factory=list)
@@ -152,14 +157,21 @@ class Session:
 
     def score(self, model: Transformer, windows: EvalWindows, watch: Watch = watch_nothing) -> Evaluation:
         """Loss and routing of `model` on `windows`; raises `score.Stopped` when a signal came."""
-        return evaluate(
+        if model is not self.model:
+            give_weights(self.group, model)
+        evaluation = evaluate(
             model,
             windows,
             end_of_text=self.dataset.eot_id,
             autocast=self.compute.autocast,
             should_stop=self.stopping,
             watch=watch,
+            scorer=partial(score_together, self.group),
+            at_once=self.group.size,
         )
+        if model is not self.model:
+            give_weights(self.group, self.model)
+        return evaluation
 
 
 def open_session(
@@ -171,14 +183,15 @@ def open_session(
     stop_signal: Callable[[], int],
     trunk: Path | None = None,
     auto_micro_batch: bool = False,
+    group: Group = ALONE,
 ) -> Session:
     """Model and optimizer at the newest valid checkpoint, else where `trunk` has got to, else at the start.
 
-    The record is cut to match.
+    The record is cut to match. The followers of `group` hold the same then.
     """
     run = of.runs[-1] if isinstance(of, TrunkConfig) else of
     model = build(run.model, run.seed, compute.device, compute.kernels)
-    losses, compute = choose_losses(model, run.recipe, compute, log)
+    losses, compute = choose_losses(model, run.recipe, compute, log, processes=group.size)
     session = Session(
         run=run,
         course=course_of(of),
@@ -192,6 +205,7 @@ def open_session(
         log=log,
         stop_signal=stop_signal,
         auto_micro_batch=auto_micro_batch,
+        group=group,
     )
     saved = _newest(session)
     if saved is None:
@@ -208,6 +222,7 @@ def open_session(
         log(f"{directory}: going on from step {saved.step}")
     session.environments = _environments(directory, saved)
     note_environment(session)
+    open_followers(group, run, compute, model, session.optimizer)
     return session
 
 
@@ -299,11 +314,13 @@ def _environments(directory: Path, saved: TrainState | None) -> list[dict[str, A
 
 def note_environment(session: Session) -> None:
     """Write `environment.json`, with what computes now if it is another environment than before; that is said."""
-    micro = session.progress.micro_sequences
-    here = environment(session.compute, session.run.recipe) | ({"micro_sequences": micro} if micro else {})
+    micro, processes = session.progress.micro_sequences, session.group.size
+    here = environment(session.compute, session.run.recipe)
+    here |= ({"micro_sequences": micro} if micro else {}) | ({"processes": processes} if processes > 1 else {})
     known = session.environments if session.progress.step else []
     if known and known[-1] != here:
-        changed = ", ".join(name for name in here if known[-1].get(name) != here[name])  # all of them when lost
+        before = known[-1]
+        changed = ", ".join(name for name in here | before if before.get(name) != here.get(name))  # all when lost
         session.log(f"warning: {session.directory}: goes on with another {changed}; not bit for bit the same run")
         session.progress.resumed_elsewhere.append(session.progress.step)
     session.environments = known if known and known[-1] == here else [*known, here]

@@ -1,4 +1,4 @@
-"""One update: the objective, its gradients over micro-batches, the clip and the step. Knows no files and no schedule.
+"""One update: the objective, its gradients over micro-batches and processes, the clip and the step. Knows no files.
 
 The only place where losses are added up: `lm_loss + balance.coef · load_balance + z_coef · z`. No router term ever
 enters `lm_loss`.
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from equipoise.errors import DivergedError, ResourceError
 from equipoise.machine import is_out_of_memory
+from equipoise.micro import fitting
 from equipoise.model.moe import assignments, move_biases, router_losses
 from equipoise.model.transformer import Transformer, mean_loss
 from equipoise.nonfinite import first_nonfinite
 from equipoise.optim import AdamW
+from equipoise.parallel import ALONE, Group, any_of, cut_up, flat, gathered, summed
 from equipoise.spec.model import DenseFFN, MoEFFN
 from equipoise.spec.run import RunConfig
 
@@ -85,18 +87,21 @@ def train_step(
     *,
     step: int = 0,
     rows: int | None = None,
+    group: Group = ALONE,
 ) -> StepStats:
     """One update: gradients of the mean over all tokens of the step, clipped, then AdamW at rate `lr`.
 
     Micro-batches are equally large and hold whole balance groups, so cutting the batch differently changes nothing but
-    the order of sums. They hold `rows` sequences (None: as the recipe says). `step` counts updates from 0: sequence j
-    of step t is window t·B + j to a random router. Where routers are balanced by a bias, it moves last, by the loads of
-    all micro-batches. The device is waited for once, when all gradients are there. Raises, before anything is stepped,
-    DivergedError when a loss or a gradient is not finite, and ResourceError when there was no memory for the gradients,
-    which then hold none any more.
+    the order of sums. They hold at most `rows` sequences (None: as the recipe says). Each process of `group` is given
+    the whole batch and computes its share of the micro-batches; all of them end with the same weights and stats, or
+    raise at the same place. `step` counts updates from 0: sequence j of step t is window t·B + j to a random router.
+    Where routers are balanced by a bias, it moves last, by the loads of all micro-batches. The device is waited for
+    once, when all gradients are there. Raises, before anything is stepped, DivergedError when a loss or a gradient is
+    not finite, ResourceError when there was no memory for the gradients, which then hold none any more, and Lost when
+    another process is.
     """
     recipe, weighed = run.recipe, _weighed(run.model.ffn)
-    rows = rows or recipe.sequences_per_forward
+    rows = fitting(recipe, rows or recipe.sequences_per_forward, group.size)
     num_micro = recipe.num_sequences // rows
     windows_B = step * recipe.num_sequences + torch.arange(recipe.num_sequences, device=inputs_BS.device)
     optimizer.zero_grad()
@@ -105,9 +110,9 @@ def train_step(
     cuts = [slice(micro * rows, (micro + 1) * rows) for micro in range(num_micro)]
     out_of_memory = ""
     try:
-        for cut in cuts:
-            groups = rows // recipe.balance_group
-            lm_loss, *router = compute(model, inputs_BS[cut], targets_BS[cut], groups, autocast, windows_B[cut])
+        for cut in cuts[group.share(num_micro)]:
+            num_groups = rows // recipe.balance_group
+            lm_loss, *router = compute(model, inputs_BS[cut], targets_BS[cut], num_groups, autocast, windows_B[cut])
             objective = lm_loss
             if weighed:
                 balance, z, *counts = router
@@ -118,16 +123,22 @@ def train_step(
                     objective = objective + weighed.z_coef * z
             measured += [loss.detach() for loss in (lm_loss, *router[:2])]
             (objective / num_micro).backward()
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        vector = flat([p.grad for p in parameters if p.grad is not None]) if group.size > 1 else None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         out_of_memory = str(error).partition("\n")[0] or "no memory"
-    if out_of_memory:  # not where it was caught: an error that is being handled holds on to what the pass had computed
+    if any_of(
+        group, bool(out_of_memory)
+    ):  # not where it was caught: an error that is being handled holds on to what the pass had computed
         optimizer.zero_grad()
-        raise ResourceError(f"out of memory ({out_of_memory})")
-    parameters = list(model.parameters())
+        raise ResourceError(f"out of memory ({out_of_memory or 'in another process'})")
+    if vector is not None:
+        cut_up(summed(group, vector), parameters)
+    counts_LE = summed(group, torch.stack(loads).sum(dim=0)) if loads else None
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    *values, grad_norm = torch.stack([*measured, norm]).tolist()
+    *values, grad_norm = torch.cat([gathered(group, torch.stack(measured)), norm.unsqueeze(0)]).tolist()
     names = ("lm_loss", "load_balance", "router_z") if weighed else ("lm_loss",)
     sums = dict.fromkeys(names, 0.0)
     for name, value in zip(names * num_micro, values, strict=True):
@@ -141,11 +152,11 @@ def train_step(
         broken = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         raise DivergedError(f"gradient of {broken[-1] if broken else 'all parameters together'} is not finite")
     torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip or math.inf, norm)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    for weights in optimizer.param_groups:
+        weights["lr"] = lr
     optimizer.step()
-    if weighed and weighed.balance.kind == "bias":
-        move_biases(model, torch.stack(loads).sum(dim=0), weighed.balance.rate)
+    if counts_LE is not None and weighed and weighed.balance.kind == "bias":
+        move_biases(model, counts_LE, weighed.balance.rate)
     means = {name: total / num_micro for name, total in sums.items()}
     return StepStats(
         lm_loss=means["lm_loss"],

@@ -24,12 +24,13 @@ from equipoise.config import dump
 from equipoise.data.dataset import Dataset, cached
 from equipoise.data.packing import check_windows, epochs
 from equipoise.data.prepare import estimate, prepare
+from equipoise.data.progress import Progress
 from equipoise.errors import ConfigError, ResourceError
 from equipoise.estimate import Rates, RunTime, affordable_curve_tokens, curve_share, makespan, run_time, with_trunk
 from equipoise.lock import Lock, lock_study
 from equipoise.matching import ResolvedArm, resolve_arms
 from equipoise.schedule import branch_step
-from equipoise.spec.data import requested_vocab_size
+from equipoise.spec.data import fetch_command, requested_vocab_size
 from equipoise.spec.model import describe_ffn
 from equipoise.spec.recipe import Recipe
 from equipoise.spec.run import RunConfig, num_steps
@@ -288,6 +289,7 @@ def prepare_study(
     *,
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
+    watch: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Lock, Dataset]:
     """Prepare the corpus (once), match the arms with the vocabulary the tokenizer really has, lock the design.
@@ -297,11 +299,11 @@ def prepare_study(
     if _path_is_unset(spec):
         raise ConfigError(
             f"corpus.path: not set; {spec.corpus.kind} needs a folder of text, "
-            "for example --set 'corpus.path=\"path/to/folder\"'"
+            f"for example --set 'corpus.path=\"path/to/folder\"'; to get one: {fetch_command(spec.corpus.kind)}"
         )
     requested = requested_vocab_size(spec.tokenizer)
     resolve_arms(spec.arms, requested, spec.recipe.seq_len)  # a fault of the study costs no preparation
-    dataset = prepare(spec.corpus, spec.tokenizer, cache, progress=say, should_stop=should_stop)
+    dataset = prepare(spec.corpus, spec.tokenizer, cache, progress=say, watch=watch, should_stop=should_stop)
     check_windows(dataset, spec.recipe.seq_len)
     if dataset.vocab_size != requested:
         say(f"vocabulary: {dataset.vocab_size} reached of {requested}; arms matched anew")

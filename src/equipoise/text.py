@@ -184,6 +184,17 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def span(seconds: float | None) -> str:
+    """`duration`, but days from 100 hours on: what takes so long is not waited for by the hour.
+
+    >>> span(5025), span(400_000), span(3.2e9)
+    ('1 h 24 min', '4.6 days', '37,037 days')
+    """
+    if seconds is None or not is_number(seconds) or seconds < 360_000:
+        return duration(seconds)
+    return f"{seconds / 86_400:,.1f} days" if seconds < 8_640_000 else f"{seconds / 86_400:,.0f} days"
+
+
 def size(num_bytes: float | None) -> str:
     """Bytes in binary units, one decimal from KiB on.
 

@@ -24,10 +24,12 @@ import torch
 from equipoise.accounting import count_flops
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import EvalWindows, batch, check_windows
-from equipoise.device import Compute, choose_compute, make_repeatable, put
+from equipoise.device import Compute, choose_compute, keep_freed_memory, make_repeatable, put
 from equipoise.errors import DivergedError, IntegrityError, Interrupted, ResourceError
 from equipoise.finish import finish, finish_diverged
-from equipoise.micro import out_of_memory, smaller
+from equipoise.followers import check_copies, order_update
+from equipoise.micro import check_processes, fitting, out_of_memory, smaller
+from equipoise.parallel import ALONE, Group, Lost
 from equipoise.record import append_row, read_run, start_run
 from equipoise.schedule import learning_rate
 from equipoise.score import Stopped, sample
@@ -53,6 +55,7 @@ def train(
     stop_signal: Callable[[], int] = lambda: 0,
     trunk: Path | None = None,
     auto_micro_batch: bool = False,
+    group: Group = ALONE,
 ) -> dict[str, Any]:
     """Train `run` in `directory`, or finish it, or find it finished; returns its summary.
 
@@ -61,13 +64,14 @@ def train(
     evaluation batch and sampled token; a signal number makes the run save and raise Interrupted. With the directory of
     a `trunk`, a run that has no checkpoint of its own goes on from where that serves it. With `auto_micro_batch` an
     update that finds no memory is done again in smaller forward passes, and so are those after it: the same batch, the
-    same losses but for rounding, recorded as another environment.
+    same losses but for rounding, recorded as another environment. The leader of a `group` of processes calls this, its
+    followers `followers.follow`: the same batches, the same losses but for rounding, recorded likewise.
 
     Raises DivergedError (the summary then says so, nothing non-finite is saved), IntegrityError when the directory
     belongs to another run or `dataset` is not the run's, DataError when the data holds no window, ResourceError when
-    memory or disk is full.
+    memory or disk is full, ConfigError when a batch cannot be shared out, Lost when a follower is gone, after saving.
     """
-    _check_data(run, dataset)
+    _check(run, dataset, group)
     found = read_run(directory)
     if found.summary is not None and found.config == run:
         if found.status == "diverged":
@@ -78,7 +82,7 @@ def train(
         log(f"{directory}: {found.fault}; doing again what is needed")
     start_run(directory, run, dataset.tokenizer().to_json())
     compute = _compute(run, directory, device, log)
-    session = open_session(run, directory, dataset, compute, log, stop_signal, trunk, auto_micro_batch)
+    session = open_session(run, directory, dataset, compute, log, stop_signal, trunk, auto_micro_batch, group)
     (directory / "summary.json").unlink(missing_ok=True)
     try:
         _loop(session)
@@ -98,17 +102,18 @@ def train_trunk(
     log: Log = lambda _: None,
     stop_signal: Callable[[], int] = lambda: 0,
     auto_micro_batch: bool = False,
+    group: Group = ALONE,
 ) -> int:
     """Train a trunk in `directory` as far as its largest budget branches off; returns the step it got to.
 
     It goes on from its newest valid checkpoint, also when that was the end for fewer budgets. A trunk that diverges
     ends there, which is said: its runs go on from the checkpoint before and meet the same end, each in its own record.
-    Signals and errors are as in `train`.
+    Signals, processes and errors are as in `train`.
     """
-    _check_data(trunk, dataset)
+    _check(trunk, dataset, group)
     start_trunk(directory, trunk)
     compute = _compute(trunk, directory, device, log)
-    session = open_session(trunk, directory, dataset, compute, log, stop_signal, auto_micro_batch=auto_micro_batch)
+    session = open_session(trunk, directory, dataset, compute, log, stop_signal, None, auto_micro_batch, group)
     try:
         _loop(session)
     except DivergedError as error:
@@ -116,7 +121,8 @@ def train_trunk(
     return session.progress.step
 
 
-def _check_data(run: RunConfig | TrunkConfig, dataset: Dataset) -> None:
+def _check(run: RunConfig | TrunkConfig, dataset: Dataset, group: Group) -> None:
+    check_processes(run.recipe, group.size)
     if dataset.digest != run.data:
         raise IntegrityError(f"{dataset.directory}: data digest {dataset.digest[:12]}…, the run needs {run.data[:12]}…")
     check_windows(dataset, run.recipe.seq_len)
@@ -128,12 +134,21 @@ def _compute(
     torch.set_num_threads(run.recipe.threads)
     compute = choose_compute(device, run.recipe.dtype, run.recipe.kernels)
     make_repeatable(compute)
+    keep_freed_memory()
     log(f"{directory}: {compute.reason}, {run.recipe.threads} thread(s)")
     return compute
 
 
 def _loop(session: Session) -> None:
-    """Updates and curve evaluations up to the last step; returns there, or raises Interrupted after saving."""
+    """Updates and curve evaluations up to the last step; returns there, or raises Interrupted or Lost after saving."""
+    try:
+        _steps(session)
+    except Lost as error:  # in an update it is noticed before a weight moves
+        step, path = session.progress.step, save_session(session)
+        raise Lost(f"{path}: saved at step {step}, run again to go on; {error}") from None
+
+
+def _steps(session: Session) -> None:
     progress, course = session.progress, session.course
     steps, resumed_at = course.num_steps, progress.step
     tokens = session.dataset.tokens("train")
@@ -190,10 +205,12 @@ def _update(session: Session, tokens: np.ndarray) -> None:
 
 def _step_that_fits(session: Session, inputs_BS: torch.Tensor, targets_BS: torch.Tensor, lr: float) -> StepStats:
     """One update, its batch cut smaller for this and all later ones when there is no memory and that is wanted."""
-    run, progress, compute = session.run, session.progress, session.compute
+    run, progress, compute, processes = session.run, session.progress, session.compute, session.group.size
     while True:
-        rows = progress.micro_sequences or run.recipe.sequences_per_forward
+        most = progress.micro_sequences or run.recipe.sequences_per_forward
+        rows = fitting(run.recipe, most, processes)
         try:
+            order_update(session.group, inputs_BS, targets_BS, lr, progress.step, rows)
             return train_step(
                 session.model,
                 session.optimizer,
@@ -205,12 +222,13 @@ def _step_that_fits(session: Session, inputs_BS: torch.Tensor, targets_BS: torch
                 session.losses,
                 step=progress.step,
                 rows=rows,
+                group=session.group,
             )
         except ResourceError as error:
-            fewer = smaller(run.recipe, rows) if session.auto_micro_batch else None
+            fewer = smaller(run.recipe, rows, processes) if session.auto_micro_batch else None
             said = f"{session.directory}: step {progress.step}: {error}"
             if fewer is None:
-                raise ResourceError(f"{said}: {out_of_memory(run.model, run.recipe, rows)}") from None
+                raise ResourceError(f"{said}: {out_of_memory(run.model, run.recipe, rows, processes)}") from None
         if compute.device.type == "cuda":
             torch.cuda.empty_cache()
         session.log(f"warning: {said}; from here on {fewer} instead of {rows} sequences a forward pass")
@@ -224,6 +242,7 @@ def _evaluate_curve(session: Session, windows: EvalWindows) -> float:
     recipe, tokens = run.recipe, session.tokens_seen()
     began = time.perf_counter()
     followed = Followed(num_experts=run.model.ffn.num_experts if run.model.ffn.kind == "moe" else 0, ids=[])
+    check_copies(session.group, session.model, f"{session.directory}: step {progress.step}")
     result = session.score(session.model, windows, followed.add)
     scored = time.perf_counter()
     due = recipe.samples.prompts if progress.step in session.course.samples else ()

@@ -81,8 +81,8 @@ def first_tasks(directory: Path, work: Work, tokenizer_json: str) -> list[Task]:
         start_run(directory / run.folder, run, tokenizer_json)
     for trunk in work.trunks:
         start_trunk(directory / trunk.folder, trunk)
-    trunks = [_task(directory, trunk, len(waiting)) for trunk, waiting in work.trunks.items()]
-    return [*trunks, *(_task(directory, run) for run in work.ready)]
+    trunks = [task_of(directory, trunk, len(waiting)) for trunk, waiting in work.trunks.items()]
+    return [*trunks, *(task_of(directory, run) for run in work.ready)]
 
 
 def next_tasks(directory: Path, task: Task, tokenizer_json: str, say: Say) -> list[Task]:
@@ -94,10 +94,11 @@ def next_tasks(directory: Path, task: Task, tokenizer_json: str, say: Say) -> li
     runs = [run for run in reversed(trunk.runs) if not is_finished(read_run(directory / run.folder))]
     for run in runs:
         start_run(directory / run.folder, run, tokenizer_json)
-    return [_task(directory, run) for run in runs]
+    return [task_of(directory, run) for run in runs]
 
 
-def _task(directory: Path, run: RunConfig | TrunkConfig, num_runs: int = 1) -> Task:
+def task_of(directory: Path, run: RunConfig | TrunkConfig, num_runs: int = 1) -> Task:
+    """The task of a run or trunk of the study in `directory`."""
     log = directory / "logs" / f"{run.folder}.log"
     return Task(run=run, directory=directory / run.folder, log=log, num_runs=num_runs)
 

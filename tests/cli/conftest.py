@@ -50,4 +50,5 @@ def finished(equipoise: Call, tmp_path_factory: pytest.TempPathFactory, tiny_tom
     done = equipoise("run", "study.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "stdout").write_text(done.stdout, encoding="utf-8")
+    (folder / "stderr").write_text(done.stderr, encoding="utf-8")
     return folder

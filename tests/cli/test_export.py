@@ -91,7 +91,7 @@ def test_the_ways_files_hold_documents(equipoise: Any, finished: Path, tmp_path:
         (
             ["--text", "nowhere.txt"],
             3,
-            "--text: nowhere.txt does not exist; expected a .txt or .jsonl file, or a folder",
+            "--text: nowhere.txt does not exist; expected a .txt, .jsonl or .parquet file, or",
         ),
         (["--text", "lines.jsonl"], 3, "no field 'text'; fields there: 'story'; name the right one with --field"),
         (["--text", "empty.txt"], 3, "no text; expected at least one document that is not empty"),

@@ -41,6 +41,8 @@ def test_run_ends_with_results_and_a_verdict(finished: Path) -> None:
     shown = (finished / "stdout").read_text(encoding="utf-8")
     assert "does it run?" in shown and "known floor" in shown and "± " in shown
     assert re.search(r"(SUPPORTED|REFUTED|EQUIVALENT|INCONCLUSIVE) +moe-lower", shown)
+    told = (finished / "stderr").read_text(encoding="utf-8")  # the verdict does not wait for what comes after
+    assert re.search(r"(SUPPORTED|REFUTED|EQUIVALENT|INCONCLUSIVE) moe-lower.*95 % interval.*\n.*measuring one", told)
     found = results(finished)
     assert [row["status"] for row in found["runs"]] == ["complete"] * 6
     (gap,) = [gap for gap in found["gaps"] if gap["metric"] == "val_loss"]

@@ -26,7 +26,7 @@ CORE = (
     "scipy",
     "filelock",
 )
-EXTRAS = ("transformers",)
+EXTRAS = ("transformers", "huggingface_hub")
 
 
 def doctor(as_json: JsonOption = False) -> None:

@@ -31,7 +31,10 @@ def evaluate(
     text: Annotated[
         Path,
         typer.Option(
-            "--text", metavar="PATH", help="A .txt or .jsonl file, or a folder of them.", parser=place("--text")
+            "--text",
+            metavar="PATH",
+            help="A .txt, .jsonl or .parquet file, or a folder of them.",
+            parser=place("--text"),
         ),
     ],
     kind: Annotated[

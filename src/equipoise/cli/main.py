@@ -14,8 +14,10 @@ import typer
 
 from equipoise import __version__
 from equipoise.cli import (
+    archive,
     bench,
     compare,
+    data,
     doctor,
     evaluate,
     export,
@@ -75,12 +77,13 @@ def _help(command: Callable[..., Any]) -> str:
 
 
 for _command in (
-    *(run.run, plan.plan, reports.status, watch.watch, reports.report, compare.compare, power.power),
+    *(run.run, plan.plan, reports.status, watch.watch, reports.report, archive.archive, compare.compare, power.power),
     *(train.train, sample.sample, probe.probe, evaluate.evaluate, export.export),
     *(doctor.doctor, selftest.selftest, bench.bench),
 ):
     app.command(help=_help(_command))(_command)
 app.add_typer(presets.app, name="presets")
+app.add_typer(data.app, name="data")
 app.command(name="gauge", hidden=True)(bench.gauge)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,14 +15,20 @@ from equipoise.cli.console import (
     StudyArgument,
     default_cache,
     emit_json,
+    one_of,
     out,
     read_jobs,
     read_study,
     show_table,
 )
+from equipoise.cli.outlook import read_setting, show_outlook
 from equipoise.estimate import MAX_CURVE_SHARE
+from equipoise.hardware import DEFAULT_UTILISATION, HARDWARE
 from equipoise.spec.sweep import lr_text
 from equipoise.text import count, duration, percent, scientific, short, size
+
+MAX_DEVICES: Final = 1_000_000
+"""More than any machine has; a slip of a digit is told."""
 
 
 def plan(
@@ -32,27 +38,70 @@ def plan(
         bool, typer.Option("--probe", help="Measure each arm for a few seconds and estimate the time.")
     ] = False,
     jobs: JobsOption = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="NAME", help="Predict cost on another machine.", autocompletion=one_of(*HARDWARE)
+        ),
+    ] = None,
+    utilisation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--utilisation",
+            metavar="SHARE|ARM=SHARE",
+            help=f"Of its peak that --device is assumed to reach [{DEFAULT_UTILISATION:g}]; repeatable.",
+        ),
+    ] = None,
+    num_devices: Annotated[
+        int | None, typer.Option("--devices", metavar="N", min=1, max=MAX_DEVICES, help="Devices in all [1].")
+    ] = None,
+    processes_per_run: Annotated[
+        int | None,
+        typer.Option(
+            "--processes-per-run",
+            metavar="N",
+            min=1,
+            max=MAX_DEVICES,
+            help="Processes that share a run, a GPU each [1].",
+        ),
+    ] = None,
+    price_per_hour: Annotated[
+        str | None, typer.Option("--price-per-hour", metavar="PRICE", help="Of one device, in any currency.")
+    ] = None,
     cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show arms, matches, parameters, FLOPs, epochs and cost of a study. Writes nothing.
 
+    With --device also what it would cost on another machine, from a stated utilisation (docs/scale.md): time,
+    device-hours, money, memory.
+
     Example: equipoise plan tinystories-cpu --set 'corpus.path="stories"' --probe
+
+    Example: equipoise plan tinystories --device h100 --devices 8 --utilisation 0.3 --price-per-hour 2.5
     """
+    from equipoise.costs import outlook
+    from equipoise.machine import busy_cores
     from equipoise.matching import resolve_arms
     from equipoise.probe import default_jobs, measure_rates
     from equipoise.study import data_facts
     from equipoise.study import plan as make_plan
 
     wanted = read_jobs(jobs)
+    setting = read_setting(device, utilisation, num_devices, processes_per_run, price_per_hour)
     spec = read_study(study, overrides)
     facts = data_facts(spec, cache or default_cache())
     num_runs = len(spec.arms) * len(spec.seeds) * len(spec.budgets)
     num_jobs = min(wanted or default_jobs(spec.recipe.threads).number, num_runs)
     arms = resolve_arms(spec.arms, facts.vocab_size, spec.recipe.seq_len)
     models = {name: arm.model for name, arm in arms.items()}
+    busy = busy_cores() if probe else None
     rates = measure_rates(models, spec.recipe, num_jobs) if probe else None
     planned = make_plan(spec, facts, rates, num_jobs)
+    if probe:
+        planned["time"]["busy_cores"] = busy
+    if setting is not None:
+        planned["device"] = outlook(spec, facts, setting)
     if as_json:
         emit_json(planned)
     else:
@@ -138,6 +187,8 @@ def show_plan(planned: Mapping[str, Any]) -> None:
         show_time(planned["time"])
     for claim in planned["claims"]:
         out().print(f"claim {claim['id']}: {claim_text(claim)}")
+    if "device" in planned:
+        show_outlook(planned)
 
 
 def updates_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -158,8 +209,15 @@ def updates_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def show_time(estimate: Mapping[str, Any]) -> None:
     """The estimate of time: in all, and per arm what its runs take one after the other."""
+    from equipoise.step_time import BUSY_CORES
+
     jobs = estimate["jobs"]
     out().print(f"time: about {duration(estimate['study_s'])} with {jobs} run(s) at a time once the data is prepared\n")
+    if (estimate.get("busy_cores") or 0) > BUSY_CORES:
+        out().print(
+            f"warning: the machine was not idle when this was measured ({estimate['busy_cores']:.1f} cores at work for "
+            "others); on an idle one it may take less\n"
+        )
     parts = ("start_s", "updates_s", "curve_s", "samples_s", "final_s")
     show_table(
         "Time of all runs of an arm",

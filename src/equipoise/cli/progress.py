@@ -27,7 +27,7 @@ STOPPED_BY: Final = {129: "SIGHUP", 130: "Ctrl-C", 143: "SIGTERM"}
 
 
 class Progress:
-    """Shows what `engine.run_local` reports, and what else is said meanwhile; used as a context manager."""
+    """Shows what `engine.run_tasks` reports, and what else is said meanwhile; used as a context manager."""
 
     def __init__(self, directory: Path, total: int, done: int, quiet: bool, stop: Stop) -> None:
         self.total = total

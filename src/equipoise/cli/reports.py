@@ -173,6 +173,17 @@ def show_results(results: Mapping[str, Any]) -> None:
         out().print(f"scored on the {results['split']} split: for choosing a recipe; no claim is judged")
 
 
+def tell_verdicts(directory: Path, results: Mapping[str, Any], quiet: bool) -> None:
+    """Each claim's verdict on stderr, a line each: what is known already while the rest of the results is made."""
+    for card in verdicts.cards(values.normalised(results)):
+        marks = f" [{', '.join(card.marks)}]" if card.marks else ""
+        effects = "; ".join(f"{e.pair} {e.mean}, 95 % interval {e.interval}, n = {e.seeds}" for e in card.effects)
+        say(
+            f"{directory}: {card.verdict.upper()} {one_line(card.id + marks)}: {one_line(effects or card.reason)}",
+            quiet,
+        )
+
+
 def _show(table: Table) -> None:
     columns = [(_cell(cell), cell.number) for cell in table.header]
     print_table(table.title, columns, [[_cell(cell) for cell in row] for row in table.rows], table.facts)

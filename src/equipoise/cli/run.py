@@ -6,8 +6,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -31,18 +31,19 @@ from equipoise.cli.console import (
     say,
     waiting,
 )
+from equipoise.cli.engines import EngineOption, EngineSettings, check_engine, engine_opener
+from equipoise.cli.preparing import Preparing
+from equipoise.cli.processes import EachOption
 from equipoise.cli.progress import Progress
-from equipoise.cli.reports import show_results, write_outputs
+from equipoise.cli.reports import show_results, tell_verdicts, write_outputs
 from equipoise.cli.track import TrackOption, check_trackers, tracked
 from equipoise.errors import EquipoiseError, LockedError
 from equipoise.faults import printable
 from equipoise.text import one_line
 
 if TYPE_CHECKING:
-    from equipoise.data.dataset import Dataset
     from equipoise.engine import Stop
-    from equipoise.lock import Lock
-    from equipoise.spec.run import RunConfig
+    from equipoise.execute import Prepared
 
 NAMED: Final = 5
 """Runs that are named one by one where several failed."""
@@ -67,26 +68,33 @@ def run(
             "--share", help="Work with other processes on one study: take runs nobody is at, one at a time or --jobs."
         ),
     ] = False,
+    processes: EachOption = 1,
     auto_micro_batch: MicroOption = False,
+    engine: EngineOption = "local",
+    engine_options: EngineSettings = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a study: every arm × seed × budget, each once; then verdicts and a report. Run again to go on or to add.
 
     After the last run one update of each arm is measured, in turn, once (step_time.json): keep the machine idle then.
+    Engines other than local execute runs elsewhere, to the same result, and measure nothing (docs/engines.md).
 
     Example: equipoise run quick
     """
     from equipoise.engine import catching_signals
+    from equipoise.execute import Prepared, execute
     from equipoise.files import held, holder
     from equipoise.lock import note_finished
-    from equipoise.probe import choose_jobs
+    from equipoise.micro import check_processes
     from equipoise.study import prepare_study
 
     check_device(device)
+    options = check_engine(engine, engine_options)
     trackers = check_trackers(track)
     wanted = read_jobs(jobs) or (1 if share else None)  # of a shared machine nobody has all the cores
     spec = read_study(study, overrides)
+    check_processes(spec.recipe, processes)
     directory = destination or Path("runs") / spec.name
     plan_lock = directory / ".plan.lock"
     with ExitStack() as stack:
@@ -98,33 +106,36 @@ def run(
                 raise LockedError(f"{error}, or work beside it with --share") from None
             say(f"{directory}: beside {holder(directory / '.study.lock')}", quiet)
         wait = waiting(directory, stop, quiet)
-        with held(plan_lock, str(directory), wait):
+        with held(plan_lock, str(directory), wait), Preparing(quiet) as preparing:
             lock, dataset = prepare_study(
                 spec,
                 directory,
                 cache or default_cache(),
                 command=printable(shlex.join(["equipoise", *sys.argv[1:]])),
-                say=lambda line: say(line, quiet),
+                say=preparing.say,
+                watch=preparing.show,
                 should_stop=lambda: stop() != 0,
             )
-        arguments = ["--data", str(dataset.directory), "--device", device]
+        arguments = ["--data", str(dataset.directory.resolve())]
         arguments += ["--auto-micro-batch"] if auto_micro_batch else []
-
-        def choose(runs: Sequence[RunConfig]) -> tuple[int, str]:
-            if wanted is not None:
-                return wanted, ""
-            chosen = choose_jobs(runs, device, lambda: stop() != 0)
-            return chosen.number, f" ({chosen.reason})"
-
+        arguments += ["--processes", str(processes)] if processes > 1 else []
+        prepared = Prepared(
+            directory=directory, lock=lock, dataset=dataset, wait=wait, say=lambda line: say(line, quiet)
+        )
+        if engine == "commands":
+            _print_commands(prepared, [*arguments, "--device", device], trackers, as_json)
+            return
+        opener = engine_opener(
+            options, directory, device, (spec.recipe.threads, processes), arguments, wanted, lambda: stop() != 0
+        )
         try:
-            codes = _train(
-                directory, lock, dataset, choose, arguments, stop, wait, lambda line: say(line, quiet), quiet, trackers
-            )
+            codes = execute(prepared, opener, _progress(prepared, stop, quiet, trackers), stop)
         finally:
             with suppress(LockedError), held(plan_lock, str(directory)):  # should others be at it, they take note
                 note_finished(directory)
         with held(plan_lock, str(directory), wait):
-            _measure_updates(directory, device, stop, quiet)
+            if engine == "local":
+                _measure_updates(directory, device, stop, quiet)
             results, report = write_outputs(directory, emit_json if as_json else show_results)
     if report and not as_json:
         say(f"report: {report}")
@@ -140,92 +151,42 @@ def _quit_at_once(number: int) -> None:
     os._exit(128 + number)
 
 
-def _train(
-    directory: Path,
-    lock: Lock,
-    dataset: Dataset,
-    choose: Callable[[Sequence[RunConfig]], tuple[int, str]],
-    arguments: Sequence[str],
-    stop: Stop,
-    wait: Callable[[str], None],
-    tell: Callable[[str], None],
-    quiet: bool,
-    trackers: list[str],
-) -> dict[Path, int]:
-    """Train what is left of the study, as far as no other process is at it, until nothing is; exit codes of children.
+def _progress(study: Prepared, stop: Stop, quiet: bool, trackers: list[str]) -> Callable[..., Any]:
+    """What shows the progress of a study, and hands it to trackers, for the time of a `with` block."""
 
-    What others are at is waited for: should one of them die, its runs are taken over. `choose` says how many runs go
-    at a time, and why.
-    """
-    from equipoise.engine import Task, run_local
-    from equipoise.estimate import longest_first
-    from equipoise.files import held
-    from equipoise.lock import locked_runs, status
-    from equipoise.shares import shares_of
-    from equipoise.study import check_disk
-    from equipoise.work import first_tasks, is_finished, next_tasks, work_left
+    @contextmanager
+    def shown(total: int, done: int, places: Sequence[str]) -> Iterator[Progress]:
+        with (
+            Progress(study.directory, total, done, quiet, stop) as progress,
+            tracked(trackers, study.directory, places, stop),
+        ):
+            yield progress
 
-    shares, tokenizer = shares_of(directory, lock), dataset.tokenizer().to_json()
-    codes: dict[Path, int] = {}
-    first = True
-    while True:
-        with held(directory / ".plan.lock", str(directory), wait), shares.planning() as free:
-            records = status(directory, lock, deep=first)
-            by_whom = [(record, record.locked is not None and record.locked.folder in free) for record in records]
-            work = work_left(directory, [record for record, is_free in by_whom if is_free], tell)
-            if first:
-                check_disk(directory, work.runs, list(work.trunks))
-            tasks = first_tasks(directory, work, tokenizer)
-        tasks = [task for task in tasks if codes.get(task.directory, LockedError.exit_code) == LockedError.exit_code]
-        tasks = [tasks[index] for index in longest_first([task.run for task in tasks])]
-        others = [record for record, is_free in by_whom if not is_free and not is_finished(record)]
-        done = len(records) - len(work.runs) - len(others)
-        if first or tasks:
-            number, why = choose(work.runs) if tasks else (1, "")
-            held_by_others = f", {len(others)} with others" if others else ""
-            trunks = f", {len(work.trunks)} trunk(s) first" if work.trunks else ""
-            how = (
-                f", {min(number, len(work.runs))} at a time{why}"
-                if tasks
-                else f"; nothing {'free' if others else 'to train'}"
-            )
-            tell(f"{directory}: {len(records)} runs, {done} done{held_by_others}{trunks}{how}")
-        first = False
-        if not tasks and not others:
-            return codes
-        if not tasks:
-            wait(", ".join(shares.holders(others)) or "another process")
-            continue
-        try:
-            places = [trunk.folder for trunk in work.trunks] + [run.folder for run in locked_runs(lock)]
-            with (
-                Progress(directory, len(records), done, quiet, stop) as progress,
-                tracked(trackers, directory, places, stop),
-            ):
+    return shown
 
-                def follow(task: Task) -> list[Task]:
-                    after = next_tasks(directory, task, tokenizer, progress.say)
-                    progress.done -= len(after) - task.num_runs if after else 0  # finished ones that are done again
-                    return after
 
-                codes |= run_local(
-                    tasks,
-                    num_jobs=number,
-                    arguments=arguments,
-                    environment=os.environ,
-                    on_event=progress.show,
-                    stop=stop,
-                    follow=follow,
-                    take=shares.take,
-                )
-        finally:
-            shares.give_back()
+def _print_commands(study: Prepared, arguments: Sequence[str], trackers: list[str], as_json: bool) -> None:
+    """What is left as lines for a shell, on stdout; the rest is for people, on stderr."""
+    from equipoise.execute import units_left
+
+    tracking = [word for name in trackers for word in ("--track", name)]
+    headline, units = units_left(study, [*arguments, *tracking], os.environ)
+    again = "run them anywhere that has these paths, then `equipoise run` again" if units else "nothing to train"
+    study.say(f"{headline}; {len(units)} line(s): {again}")
+    if as_json:
+        emit_json({"commands": units})
+    for unit in () if as_json else units:
+        print(unit.command)
 
 
 def _measure_updates(directory: Path, device: str, stop: Callable[[], int], quiet: bool) -> None:
-    """Measure one update of every arm, once, when every run has ended; a failure costs no more than these times."""
+    """Measure one update of every arm, once, when every run has ended; a failure costs no more than these times.
+
+    The verdicts do not depend on them, and are told before.
+    """
     from equipoise.lock import read_lock, status
     from equipoise.probe import measure_in_turn
+    from equipoise.results import collect
     from equipoise.step_time import StepTimes, probed_models, read_step_times, write_step_times
 
     lock = read_lock(directory)
@@ -233,6 +194,7 @@ def _measure_updates(directory: Path, device: str, stop: Callable[[], int], quie
         return
     if any(record.status not in ("complete", "diverged") for record in status(directory, lock)):
         return
+    tell_verdicts(directory, collect(directory), quiet)
     say(f"{directory}: measuring one update of each arm, in turn", quiet)
     try:
         measured = measure_in_turn(probed_models(lock), lock.study.recipe, device, lambda: stop() != 0)

@@ -1,4 +1,4 @@
-"""`equipoise train`: one run, in this process."""
+"""`equipoise train`: one run, in this process or in several."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from equipoise.cli.console import (
     say,
     waiting,
 )
+from equipoise.cli.preparing import Preparing
+from equipoise.cli.processes import ProcessesOption, or_orphaned, start_processes, started_together
 from equipoise.cli.track import TrackOption, check_trackers, tracked
 from equipoise.errors import ConfigError, DataError, IntegrityError
 from equipoise.faults import did_you_mean, printable
@@ -55,12 +57,16 @@ def train(
     device: DeviceOption = "auto",
     cache: CacheOption = None,
     auto_micro_batch: MicroOption = False,
+    processes: ProcessesOption = 1,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train one run, or go on with it where it stopped; the result is the same.
 
     A run with the WSD schedule goes on from the trunk beside it, `<arm>/trunk-s<seed>`, if that serves it.
+
+    Under torchrun, or with --processes, each process computes its share of every batch: the same losses but for
+    rounding. The first one reads and writes.
 
     Example: equipoise train quick --arm moe --seed 0
     """
@@ -70,8 +76,19 @@ def train(
 
     check_device(device)
     trackers = check_trackers(track)
+    if processes > 1:
+        given = {"arm": arm, "seed": seed, "budget": budget, "out": destination, "data": data, "device": device}
+        arguments = _options({**given, "cache": cache, "set": overrides, "track": track})
+        flags = {"--auto-micro-batch": auto_micro_batch, "--quiet": quiet, "--json": as_json}
+        arguments += [flag for flag, is_set in flags.items() if is_set]
+        raise typer.Exit(start_processes(processes, device, ["train", *arguments, "--", target]))
     folder = cache or default_cache()
-    with catching_signals(second=lambda number: os._exit(128 + number)) as stop:
+    with started_together(device) as group, catching_signals(second=lambda number: os._exit(128 + number)) as stop:
+        if group is not None and group.rank:
+            from equipoise.followers import follow
+
+            follow(group)  # a first signal is for the leader to act on; it got it too
+            return
         is_trunk = (Path(target) / "trunk.json").exists()
         if is_trunk or (Path(target) / "config.json").exists():
             if any(value is not None for value in (arm, seed, budget, destination, overrides)):
@@ -89,8 +106,9 @@ def train(
         options: dict[str, Any] = {
             "device": device,
             "log": lambda line: say(line, quiet),
-            "stop_signal": stop,
+            "stop_signal": or_orphaned(stop) if group else stop,
             "auto_micro_batch": auto_micro_batch,
+            **({"group": group} if group else {}),
         }
         study, place = directory.parent.parent, f"{directory.parent.name}/{directory.name}"
         with held(run_lock(directory), str(directory)), tracked(trackers, study, [place], stop):
@@ -106,6 +124,12 @@ def train(
     else:
         mark = " (collapsed)" if summary["collapsed"] else ""
         out().print(f"{directory}: {summary['split']} loss {number(summary['val_loss'])} nats/token{mark}")
+
+
+def _options(given: dict[str, Any]) -> list[str]:
+    """The words of a command line that give these options, each once or as often as it has values."""
+    values = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
+    return [word for name, several in values.items() for value in several for word in (f"--{name}", str(value))]
 
 
 def _of_directory(directory: Path, is_trunk: bool, data: Path | None, cache: Path) -> tuple[Any, Path, Any]:
@@ -155,13 +179,14 @@ def _of_study(
             near = did_you_mean(found, map(str, known))
             raise ConfigError(f"--{option} {found}: expected one of {', '.join(map(str, known))}{near}")
     directory = destination or Path("runs") / spec.name
-    with held(directory / ".plan.lock", str(directory), waiting(directory, stop, quiet)):
+    with held(directory / ".plan.lock", str(directory), waiting(directory, stop, quiet)), Preparing(quiet) as preparing:
         lock, dataset = prepare_study(
             spec,
             directory,
             cache,
             command=printable(shlex.join(["equipoise", *sys.argv[1:]])),
-            say=lambda line: say(line, quiet),
+            say=preparing.say,
+            watch=preparing.show,
             should_stop=lambda: stop() != 0,
         )
     chosen, at = (arm, seed, budget or max(spec.budgets)), study_budget(lock)

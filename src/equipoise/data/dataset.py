@@ -85,7 +85,11 @@ class Dataset:
         return map_tokens(self.directory / f"{split}.tokens")
 
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer."""
+        """The tokenizer, read once."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
         return load_tokenizer(self.directory / "tokenizer.json")
 
     @cached_property

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.data.corpora.source import Split
 from equipoise.data.dataset import Dataset
+from equipoise.data.tokenfile import CHECKED_AT_ONCE
 from equipoise.errors import DataError
 from equipoise.rng import stream
 
@@ -137,16 +138,17 @@ def eval_windows(dataset: Dataset, split: Split, seq_len: int, max_targets: int,
     input of the window's first position or the last target of the unit before it. The result depends on the arguments
     and the data alone.
     """
-    tokens = dataset.tokens(split).astype(np.int64)
-    ends_N = np.flatnonzero(tokens == dataset.eot_id) + 1  # one past each document's end-of-text
+    tokens = dataset.tokens(split)
+    ends_N = _ends(tokens, dataset.eot_id)
     starts_N = np.concatenate(([0], ends_N[:-1]))
     starts_U, lengths_U, documents_U = _cut(starts_N, ends_N, seq_len)
     if max_targets:
         chosen = _choose(lengths_U, max_targets, seed)
         starts_U, lengths_U, documents_U = starts_U[chosen], lengths_U[chosen], documents_U[chosen]
     inputs_WS, targets_WS, unit_WS = _fill(tokens, starts_U, lengths_U, seq_len, dataset.eot_id)
-    bytes_before = np.concatenate(([0], np.cumsum(dataset.token_bytes[tokens])))
-    unit_bytes_U = bytes_before[starts_U + lengths_U] - bytes_before[starts_U]
+    is_target_WS = unit_WS != PADDING
+    unit_bytes_U = np.zeros(len(starts_U), np.int64)
+    np.add.at(unit_bytes_U, unit_WS[is_target_WS], dataset.token_bytes[targets_WS[is_target_WS]])
     floor = None
     log_probs = dataset.floor_log_probs(split)
     if log_probs is not None and int((ends_N - starts_N).max()) <= seq_len:
@@ -164,6 +166,13 @@ def eval_windows(dataset: Dataset, split: Split, seq_len: int, max_targets: int,
         num_bytes=int(unit_bytes_U.sum()),
         floor=floor,
     )
+
+
+def _ends(tokens: NDArray[np.unsignedinteger], eot_id: int) -> NDArray[np.int64]:
+    """One past each document's end-of-text; only some of a large split is looked at, and in memory, at a time."""
+    blocks = range(0, len(tokens), CHECKED_AT_ONCE)
+    ends = [np.flatnonzero(tokens[start : start + CHECKED_AT_ONCE] == eot_id) + (start + 1) for start in blocks]
+    return np.concatenate(ends) if ends else np.zeros(0, np.int64)
 
 
 def _cut(
@@ -188,7 +197,11 @@ def _choose(lengths_U: NDArray[np.int64], max_targets: int, seed: int) -> NDArra
 
 
 def _fill(
-    tokens: NDArray[np.int64], starts_U: NDArray[np.int64], lengths_U: NDArray[np.int64], seq_len: int, eot_id: int
+    tokens: NDArray[np.unsignedinteger],
+    starts_U: NDArray[np.int64],
+    lengths_U: NDArray[np.int64],
+    seq_len: int,
+    eot_id: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """inputs_WS, targets_WS, unit_WS: best-fit packing, the longest unit first, equal lengths in reading order."""
     window_U = np.empty(len(starts_U), np.int64)

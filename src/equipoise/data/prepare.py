@@ -1,28 +1,27 @@
 """Make a data set: documents → splits → tokenizer → token files, written aside and renamed into the cache.
 
-The corpus is streamed three times (to place documents, to train the tokenizer, to encode), so memory does not grow
-with it. A lock a key lets two processes prepare at once: the second waits and opens what the first made. Not for:
-opening a data set (`dataset`).
+The corpus is streamed three times (to place documents, to learn the tokenizer, to encode); of each document some dozens
+of bytes stay in memory. What is finished is kept when the process is stopped or killed (`unfinished`). A lock a key
+lets two processes prepare at once: the second waits and opens what the first made. Not for: opening a data set
+(`dataset`).
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import time
-from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from equipoise.config import dump
-from equipoise.data.corpora import SPLITS, Document, Source, open_corpus
+from equipoise.data.corpora import SPLITS, Source, open_corpus
 from equipoise.data.dataset import (
     SCHEMA_VERSION,
     Dataset,
@@ -32,24 +31,33 @@ from equipoise.data.dataset import (
     open_dataset,
     usable,
 )
-from equipoise.data.splits import DROPPED, SELECTION_SHARE, TRAIN, VALIDATION_SHARE, Assignment, assign
-from equipoise.data.tokenfile import TokenHeader, TokenWriter
-from equipoise.data.tokenizer import TextTokenizer, train_tokenizer
+from equipoise.data.encoding import CHANGED, Written, kept, write_tokens
+from equipoise.data.learning import learn
+from equipoise.data.progress import Meter, Progress
+from equipoise.data.splits import SELECTION_SHARE, TRAIN, VALIDATION_SHARE, Assignment, place, read_documents
+from equipoise.data.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from equipoise.data.unfinished import (
+    SEGMENT_BYTES,
+    Encoded,
+    State,
+    clear,
+    nothing_done,
+    read_segments,
+    read_state,
+    write_segment,
+    write_state,
+)
 from equipoise.errors import DataError, Interrupted, ResourceError
 from equipoise.files import file_sha256, sync_folder, write_bytes, write_json
 from equipoise.spec.data import Corpus, GrammarCorpus, Tokenizer, requested_vocab_size
 
-BATCH_CHARS: Final = 1 << 20
-"""Characters encoded in one call; one document on top of it bounds the memory of preparing."""
 SAMPLE_CHARS: Final = 1 << 20
 """What `estimate` reads, of one document at most a 64th: a single book's names would pass for the corpus'."""
 POLL_S: Final = 0.2
 """How often a process that waits for another one's lock looks at `should_stop`."""
 POLL_DOCUMENTS: Final = 256
 """Documents between two looks at `should_stop` while the tokenizer reads: a few milliseconds."""
-CHANGED: Final = "corpus.path: the files of {} changed while they were read; run it again when nothing writes to them"
-PROGRESS_S: Final = 5.0
-"""Seconds between two progress lines of one stage."""
+READING, LEARNING, ENCODING = range(3)
 
 
 def never() -> bool:
@@ -61,26 +69,41 @@ def quiet(line: str) -> None:
     """The `progress` of a caller that does not want any."""
 
 
+def unwatched(progress: Progress) -> None:
+    """The `watch` of a caller that does not want any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Caller:
+    """Who wants the data set: what is told to it, and how it stops."""
+
+    say: Callable[[str], None]
+    watch: Callable[[Progress], None]
+    poll: Callable[[], None]
+
+
 def prepare(
     corpus: Corpus,
     tokenizer: Tokenizer,
     cache: Path,
     *,
     progress: Callable[[str], None] | None = None,
+    watch: Callable[[Progress], None] = unwatched,
     should_stop: Callable[[], bool] = never,
 ) -> Dataset:
     """The data set of a corpus and a tokenizer, made if `cache` does not hold it yet.
 
-    `progress` gets a line now and then. `should_stop` is looked at between batches; when it says so, Interrupted is
-    raised and nothing is left half-written. Raises DataError for a corpus that cannot be used, ResourceError when the
-    disk is full.
+    `progress` gets a line when a stage begins, `watch` how far it has got, several times a second. `should_stop` is
+    looked at all the time; when it says so, Interrupted is raised. After that, or after being killed, the next call
+    goes on from the last segment that was finished, and comes to the same bytes; after other failures nothing is left.
+    Raises DataError for a corpus that cannot be used, ResourceError when the disk is full.
     """
-    say = progress or quiet
 
     def poll() -> None:
         if should_stop():
-            raise Interrupted("preparing the data was interrupted; nothing was kept")
+            raise Interrupted("preparing the data was interrupted; what is finished was kept: run it again to go on")
 
+    caller = _Caller(say=progress or quiet, watch=watch, poll=poll)
     source = open_corpus(corpus)
     key = dataset_key(source, tokenizer)
     directory = cache / key
@@ -88,23 +111,28 @@ def prepare(
         return found
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{key}.lock", say, poll):
+        with _locked(cache / f"{key}.lock", caller):
             if found := usable(directory):
                 return found
-            for left in cache.glob(f".{key}.*"):  # of a process that was killed: the lock says it is gone
-                shutil.rmtree(left, ignore_errors=True)
-            built = cache / f".{key}.{os.getpid()}"
-            built.mkdir()
+            built = cache / f".{key}.unfinished"
+            for left in cache.glob(f".{key}.*"):  # of earlier versions; the lock says that nobody is at it
+                if left != built:
+                    shutil.rmtree(left, ignore_errors=True)
+            built.mkdir(exist_ok=True)
             try:
-                _build(source, tokenizer, built, say, poll)
+                _build(source, tokenizer, built, caller)
                 if open_corpus(corpus).fingerprint != source.fingerprint:
                     raise DataError(CHANGED.format(source.title))
                 if directory.exists():  # one that does not open
                     shutil.rmtree(directory)
+                clear(built)
                 built.replace(directory)
                 sync_folder(cache)
-            finally:
+            except (Interrupted, KeyboardInterrupt):
+                raise
+            except BaseException:  # a corpus that changed, a full disk: what is there is of no use, or in the way
                 shutil.rmtree(built, ignore_errors=True)
+                raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ResourceError(f"{cache}: no space left while preparing the data ({error.strerror})") from None
@@ -113,7 +141,7 @@ def prepare(
 
 
 @contextmanager
-def _locked(path: Path, say: Callable[[str], None], poll: Callable[[], None]) -> Iterator[None]:
+def _locked(path: Path, caller: _Caller) -> Iterator[None]:
     """Hold the lock; while another process does, wait, say so once and keep polling."""
     lock = FileLock(path)
     waiting = False
@@ -123,125 +151,92 @@ def _locked(path: Path, say: Callable[[str], None], poll: Callable[[], None]) ->
             break
         except Timeout:
             if not waiting:
-                say("data: another process is preparing it; waiting")
+                caller.say("data: another process is preparing it; waiting")
             waiting = True
-            poll()
+            caller.poll()
     try:
         yield
     finally:
         lock.release()
 
 
-def _build(
-    source: Source, spec: Tokenizer, directory: Path, say: Callable[[str], None], poll: Callable[[], None]
-) -> None:
-    """Write every file of the data set into `directory`."""
-    say(f"data: reading {source.title}")
-    placed = assign(source, poll)
-    say(f"data: {int((placed.split_of == TRAIN).sum()):,} training documents; training the tokenizer")
-    tokenizer = train_tokenizer(spec, _training_texts(source, placed, poll), poll)
-    say(f"data: vocabulary {tokenizer.vocab_size:,}; encoding")
-    headers, hashes = _encode(source, placed, tokenizer, directory, say, poll)
-    write_bytes(directory / "tokenizer.json", tokenizer.to_json().encode())
-    info = _describe(source, placed, spec, tokenizer, headers, hashes)
+def _build(source: Source, spec: Tokenizer, directory: Path, caller: _Caller) -> None:
+    """Write every file of the data set into `directory`, from where an earlier process left it."""
+    state = read_state(directory)
+    going_on = ", going on" if state["segments"] else ""
+    caller.say(f"data: reading {source.title}{going_on}")
+    placed = place(source, _documents(source, directory, state, caller))
+    num_train = int((placed.split_of == TRAIN).sum())
+    caller.say(f"data: {num_train:,} training documents; learning the tokenizer")
+    tokenizer = _tokenizer(source, spec, placed, directory, state, caller)
+    caller.say(f"data: vocabulary {tokenizer.vocab_size:,}; encoding")
+
+    def keep(encoded: Encoded) -> None:
+        state["encoded"] = encoded
+        write_state(directory, state)
+
+    meter = Meter(ENCODING, sum(placed.kept_bytes), caller.watch)
+    written = write_tokens(
+        source, placed, tokenizer, directory, begun=state["encoded"], keep=keep, poll=caller.poll, meter=meter
+    )
+    info = _describe(source, placed, spec, tokenizer, written, state["notes"])
     if source.kind == "grammar":
         for split in SPLITS:
             info["splits"][split]["log_probs"] = file_sha256(log_probs_path(directory, split))
     write_json(directory / "dataset.json", info)
 
 
-def _kept(source: Source, placed: Assignment) -> Iterator[tuple[Document, int]]:
-    """The documents that were not dropped, with their splits; DataError when the source is no longer what it was."""
-    documents = source.read()
-    for split in placed.split_of.tolist():
-        document = next(documents, None)
-        if document is None:
-            raise DataError(CHANGED.format(source.title))
-        if split != DROPPED:
-            yield document, split
+def _documents(source: Source, directory: Path, state: State, caller: _Caller) -> NDArray[Any]:
+    """What `place` needs to know of the documents: as far as it was read before, and read on; recorded in `state`."""
+    segments = read_segments(directory, state)
+    if len(segments) < len(state["segments"]):  # one is missing or altered: what follows from it is as well
+        state.update({**nothing_done(), "segments": state["segments"][: len(segments)]})
+
+    def keep(rows: NDArray[Any]) -> None:
+        state["segments"].append(write_segment(directory, len(state["segments"]), rows))
+        write_state(directory, state)
+
+    meter = Meter(READING, sum(source.text_sizes), caller.watch)
+    if not state["all_read"]:
+        segments = [
+            read_documents(source, caller.poll, before=segments, keep=keep, segment_bytes=SEGMENT_BYTES, meter=meter)
+        ]
+        state["all_read"] = True
+        write_state(directory, state)
+    return np.concatenate(segments)
 
 
-def _training_texts(source: Source, placed: Assignment, poll: Callable[[], None]) -> Iterator[str]:
+def _tokenizer(
+    source: Source, spec: Tokenizer, placed: Assignment, directory: Path, state: State, caller: _Caller
+) -> TextTokenizer:
+    """The tokenizer, as an earlier process left it, or learnt now and recorded."""
+    path = directory / "tokenizer.json"
+    if state["tokenizer"] is not None:
+        with suppress(DataError):
+            found = load_tokenizer(path)
+            if found.digest == state["tokenizer"]:
+                return found
+    meter = Meter(LEARNING, placed.kept_bytes[TRAIN], caller.watch)
+    learnt = learn(spec, _training_texts(source, placed, caller.poll, meter), caller.poll)
+    write_bytes(path, learnt.tokenizer.to_json().encode())
+    state["tokenizer"], state["encoded"] = learnt.tokenizer.digest, None
+    state["notes"] = [learnt.note] if learnt.note else []
+    write_state(directory, state)
+    return learnt.tokenizer
+
+
+def _training_texts(source: Source, placed: Assignment, poll: Callable[[], None], meter: Meter) -> Iterator[str]:
     """The texts of the train split: the tokenizer sees no other."""
-    for index, (document, split) in enumerate(_kept(source, placed)):
+    untold = 0
+    for index, (document, split) in enumerate(kept(source, placed)):
         if index % POLL_DOCUMENTS == 0:
             poll()
+            meter.add(untold)
+            untold = 0
         if split == TRAIN:
-            yield document.text
-
-
-def _encode(
-    source: Source,
-    placed: Assignment,
-    tokenizer: TextTokenizer,
-    directory: Path,
-    say: Callable[[str], None],
-    poll: Callable[[], None],
-) -> tuple[list[TokenHeader], list[str]]:
-    """Write the token files, and the log-probabilities of a grammar; per split the header and the hash of the ids."""
-    writers = [
-        TokenWriter(directory / f"{split}.tokens", tokenizer.vocab_size, tokenizer.digest, source.fingerprint)
-        for split in SPLITS
-    ]
-    log_probs = [array("d") for _ in SPLITS]
-    started = said_at = time.monotonic()
-    done = 0
-    try:
-        for documents, splits in _batches(source, placed):
-            poll()
-            done += _add(documents, splits, tokenizer, writers)
-            for document, split in zip(documents, splits, strict=True):
-                log_probs[split].extend((document.log_prob_text, document.log_prob_end))
-            if time.monotonic() - said_at > PROGRESS_S:
-                said_at = time.monotonic()
-                say(f"data: {done / 1e6:,.0f} MB encoded, {done / 1e6 / (said_at - started):.1f} MB/s")
-        closed = [writer.close() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.abandon()
-    if source.kind == "grammar":
-        for name, values in zip(SPLITS, log_probs, strict=True):
-            np.save(log_probs_path(directory, name), np.array(values).reshape(-1, 2).T, allow_pickle=False)
-    return [header for header, _ in closed], [sha256 for _, sha256 in closed]
-
-
-def _batches(source: Source, placed: Assignment) -> Iterator[tuple[list[Document], list[int]]]:
-    """Documents that were not dropped and their splits, about BATCH_CHARS characters at a time."""
-    documents: list[Document] = []
-    splits: list[int] = []
-    size = 0
-    for document, split in _kept(source, placed):
-        documents.append(document)
-        splits.append(split)
-        size += len(document.text)
-        if size >= BATCH_CHARS:
-            yield documents, splits
-            documents, splits, size = [], [], 0
-    if documents:
-        yield documents, splits
-
-
-def _add(documents: list[Document], splits: list[int], tokenizer: TextTokenizer, writers: list[TokenWriter]) -> int:
-    """Encode one batch into the files of its splits; returns its bytes of raw text."""
-    rows = tokenizer.encode_arrays([document.text for document in documents])
-    end = np.array([tokenizer.eot_id])
-    total = 0
-    for index, writer in enumerate(writers):
-        mine = [number for number, split in enumerate(splits) if split == index]
-        if not mine:
-            continue
-        ids = np.concatenate([part for number in mine for part in (rows[number], end)])
-        num_bytes = sum(len(documents[number].text.encode()) for number in mine)
-        # Bits per byte divides by these bytes, and documents are found again by their end-of-text: both must hold.
-        found, ends = int(tokenizer.token_bytes[ids].sum()), int((ids == tokenizer.eot_id).sum())
-        if found != num_bytes or ends != len(mine):
-            raise DataError(
-                f"{documents[mine[0]].where}: {num_bytes} bytes in {len(mine)} documents became tokens of "
-                f"{found} bytes in {ends} documents; the tokenizer is not a byte-level one"
-            )
-        writer.add(ids, len(mine), num_bytes)
-        total += num_bytes
-    return total
+            text = document.text
+            untold += len(text) if text.isascii() else len(text.encode())
+            yield text
 
 
 def _describe(
@@ -249,11 +244,11 @@ def _describe(
     placed: Assignment,
     spec: Tokenizer,
     tokenizer: TextTokenizer,
-    headers: list[TokenHeader],
-    hashes: list[str],
+    written: Written,
+    notes: list[str],
 ) -> dict[str, Any]:
     """`dataset.json`."""
-    sha256 = dict(zip(SPLITS, hashes, strict=True))
+    sha256 = dict(zip(SPLITS, written.sha256, strict=True))
     return {
         "schema_version": SCHEMA_VERSION,
         "digest": content_digest(sha256, tokenizer.vocab_size, tokenizer.digest),
@@ -262,7 +257,7 @@ def _describe(
         "licence": source.licence,
         "corpus": source.fingerprint,
         "files": [asdict(file) for file in source.files],
-        "notes": list(source.notes),
+        "notes": [*source.notes, *notes],
         "vocab_size": tokenizer.vocab_size,
         "eot_id": tokenizer.eot_id,
         "tokenizer": {**dump(spec), "digest": tokenizer.digest},
@@ -273,7 +268,7 @@ def _describe(
                 "bytes": header.num_bytes,
                 "sha256": sha256[split],
             }
-            for split, header in zip(SPLITS, headers, strict=True)
+            for split, header in zip(SPLITS, written.headers, strict=True)
         },
         "blank_documents": placed.num_blank,
         "duplicates": {
@@ -343,8 +338,9 @@ def _split_bytes(
     if isinstance(corpus, GrammarCorpus):
         each = sample_bytes / sample_documents
         return corpus.num_documents * each, corpus.num_selection * each, corpus.num_validation * each
-    official = sum(file.num_bytes for file in source.files if file.split == "validation")
-    rest = sample_bytes if complete else sum(file.num_bytes for file in source.files if file.split != "validation")
+    sized = list(zip(source.files, source.text_sizes, strict=True))
+    official = sum(size for file, size in sized if file.split == "validation")
+    rest = sample_bytes if complete else sum(size for file, size in sized if file.split != "validation")
     validation = official or VALIDATION_SHARE * rest
     share = 1 - SELECTION_SHARE - (0 if official else VALIDATION_SHARE)
     return share * rest, SELECTION_SHARE * rest, validation

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.corpora.source import SPLITS, Source
+from equipoise.data.progress import Meter
 from equipoise.errors import DataError
 from equipoise.faults import printable
 
@@ -28,6 +29,9 @@ DROPPED: Final = -1
 TRAIN, SELECTION, VALIDATION = range(3)
 _UNDECIDED: Final = 3
 _CHECK_EVERY: Final = 256  # documents between two looks at should_stop
+DOCUMENT: Final = np.dtype([("exact", "<u8"), ("normal", "<u8"), ("bytes", "<u8"), ("given", "i1")])
+"""What is kept of a document: hashes of its text and of its normalised text, its UTF-8 bytes, and the split its corpus
+names (an index into SPLITS, 3 = none, −1 = blank). 25 bytes: the one thing that grows with a corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,8 @@ class Assignment:
     """Per split: further documents that agree with one of those only after normalising."""
     duplicates_dropped: bool
     """Whether those documents were dropped; false for the grammar, where they are only counted."""
+    kept_bytes: tuple[int, ...]
+    """UTF-8 bytes of the documents of each of SPLITS, those that were dropped left out."""
 
 
 def normalise(text: str) -> str:
@@ -57,20 +63,71 @@ def normalise(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _hash(text: str) -> int:
+def _hash(data: bytes) -> int:
     """64 bits of SHA-256: two of ten million documents agree by chance with probability 3e-6."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "little")
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+
+
+def read_documents(
+    source: Source,
+    poll: Callable[[], None],
+    *,
+    before: Sequence[NDArray[Any]] = (),
+    keep: Callable[[NDArray[Any]], None] = lambda _: None,
+    segment_bytes: int = 1 << 26,
+    meter: Meter | None = None,
+) -> NDArray[Any]:
+    """What `place` needs to know of every document, one row of DOCUMENT each, in reading order.
+
+    `before` are the segments an earlier process read; their documents are passed over. `keep` gets the rows of every
+    further segment of about `segment_bytes` of text as soon as it is read, the last one whatever its size. `poll` is
+    called now and then and may raise.
+    """
+    segments = list(before)
+    skipped = sum(len(rows) for rows in segments)
+    rows: list[tuple[int, int, int, int]] = []
+    size = untold = 0
+    documents = source.read()
+    for index, _ in enumerate(islice(documents, skipped)):
+        if index % _CHECK_EVERY == 0:
+            poll()
+    if meter:
+        meter.skip(sum(int(part["bytes"].sum()) for part in segments))
+    for index, document in enumerate(documents):
+        if index % _CHECK_EVERY == 0:
+            poll()
+            if meter:
+                meter.add(untold)
+            untold = 0
+        data = document.text.encode("utf-8", "surrogatepass")
+        text = normalise(document.text)
+        given = DROPPED if not text else _UNDECIDED if document.split is None else SPLITS.index(document.split)
+        rows.append((_hash(data), _hash(text.encode("utf-8", "surrogatepass")), len(data), given))
+        size += len(data)
+        untold += len(data)
+        if size >= segment_bytes:
+            segments.append(np.array(rows, DOCUMENT))
+            keep(segments[-1])
+            rows, size = [], 0
+    segments.append(np.array(rows, DOCUMENT))
+    keep(segments[-1])
+    return np.concatenate(segments)
 
 
 def assign(source: Source, poll: Callable[[], None] = lambda: None) -> Assignment:
-    """Read the whole source once and place every document; `poll` is called now and then and may raise.
+    """Read the whole source once and place every document, as `place` says."""
+    return place(source, read_documents(source, poll))
+
+
+def place(source: Source, rows_N: NDArray[Any]) -> Assignment:
+    """Place every document, of which `read_documents` gave the rows.
 
     Documents whose corpus names their split keep it. With validation files, all others are train, and selection is cut
     from those by hash. Without, the documents that name no split are divided by hash; if every one says train, all are.
     Then duplicates across splits are dropped from train, then from selection, never from validation. Raises DataError
     when there are too few documents or a split is left empty.
     """
-    exact_N, normal_N, given_N = _read(source, poll)
+    exact_N, normal_N, given_N = (np.ascontiguousarray(rows_N[name]) for name in ("exact", "normal", "given"))
     blank_N = given_N == DROPPED
     if blank_N.all():
         raise DataError(f"corpus {source.kind}: no text in {_where(source)}; expected at least 3 different documents")
@@ -109,20 +166,8 @@ def assign(source: Source, poll: Callable[[], None] = lambda: None) -> Assignmen
         exact_duplicates=exact,
         normalised_duplicates=normalised,
         duplicates_dropped=not source.exact_duplicates_kept,
+        kept_bytes=tuple(int(rows_N["bytes"][split_N == index].sum()) for index in range(3)),
     )
-
-
-def _read(source: Source, poll: Callable[[], None]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int8]]:
-    """Per document: hash of the text, hash of the normalised text, the split given (3 = none, −1 = blank)."""
-    exact, normal, given = array("Q"), array("Q"), array("b")
-    for index, document in enumerate(source.read()):
-        if index % _CHECK_EVERY == 0:
-            poll()
-        text = normalise(document.text)
-        exact.append(_hash(document.text))
-        normal.append(_hash(text))
-        given.append(DROPPED if not text else _UNDECIDED if document.split is None else SPLITS.index(document.split))
-    return np.array(exact, np.uint64), np.array(normal, np.uint64), np.array(given, np.int8)
 
 
 def _place(source: Source, normal_N: NDArray[np.uint64], given_N: NDArray[np.int8]) -> NDArray[np.int8]:

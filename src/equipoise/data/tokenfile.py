@@ -23,6 +23,8 @@ VERSION: Final = 1
 HEADER_BYTES: Final = 128
 CHECKED_AT_ONCE: Final = 1 << 22
 """Ids compared at once: bounds the memory of it."""
+READ_AT_ONCE: Final = 1 << 22
+"""Bytes read at once where a file is gone through from its start."""
 # magic, version, bytes per id, vocabulary, count, documents, bytes of raw text, tokenizer SHA-256, corpus SHA-256
 _HEADER: Final = struct.Struct("<8sIIQQQQ32s32s")
 
@@ -68,8 +70,40 @@ class TokenWriter:
             vocab_size=vocab_size, count=0, num_documents=0, num_bytes=0, tokenizer=tokenizer, corpus=corpus
         )
         self._sha256 = hashlib.sha256()
-        self._stream = path.open("wb")
+        path.touch()  # what lies there stays until `close`, for `go_on`
+        self._stream = path.open("r+b")
         self._stream.write(bytes(HEADER_BYTES))
+
+    def go_on(self, count: int, num_documents: int, num_bytes: int, sha256: str) -> None:
+        """Keep the first `count` ids that the file already holds, as `sync` told them, and append after them.
+
+        Raises DataError when they are not there or not the same. Without this call the file begins anew.
+        """
+        size = HEADER_BYTES + count * self._dtype.itemsize
+        self._stream.flush()
+        self._stream.seek(HEADER_BYTES)
+        left = count * self._dtype.itemsize
+        while left and (data := self._stream.read(min(left, READ_AT_ONCE))):
+            self._sha256.update(data)
+            left -= len(data)
+        if left or self._sha256.hexdigest() != sha256:
+            raise DataError(f"{self._path}: does not hold the {count} ids that were written to it")
+        self._stream.seek(size)
+        self._header = replace(self._header, count=count, num_documents=num_documents, num_bytes=num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of raw text of what was added so far."""
+        return self._header.num_bytes
+
+    def sync(self) -> tuple[TokenHeader, str]:
+        """Put on disk what was added so far; the header that it would have, and the SHA-256 (hex) of its ids.
+
+        The file itself keeps a blank header until `close`, so that nobody takes it for whole.
+        """
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return self._header, self._sha256.hexdigest()
 
     def add(self, ids: NDArray[np.integer], num_documents: int, num_bytes: int) -> None:
         """Append ids that end `num_documents` documents of `num_bytes` raw text.
@@ -93,6 +127,7 @@ class TokenWriter:
 
     def close(self) -> tuple[TokenHeader, str]:
         """Complete the file and put it on disk; its header, and the SHA-256 (hex) of its ids as stored."""
+        self._stream.truncate(HEADER_BYTES + self._header.count * self._dtype.itemsize)  # what a killed process added
         self._stream.seek(0)
         self._stream.write(_pack(self._header))
         self._stream.flush()
@@ -166,13 +201,17 @@ def check_ids(path: Path, eot_id: int) -> None:
 
     An id beyond the vocabulary would be an obscure error within a model, on a GPU one that takes the process along.
     """
-    header, ids = read_header(path), map_tokens(path)
-    blocks = [ids[start : start + CHECKED_AT_ONCE] for start in range(0, len(ids), CHECKED_AT_ONCE)]
-    largest = max((int(block.max()) for block in blocks), default=0)
+    header = read_header(path)
+    largest = ends = last = 0
+    with path.open("rb") as stream:  # read, not mapped: pages of a mapped file count as this process' memory
+        stream.seek(HEADER_BYTES)
+        while (block := np.fromfile(stream, dtype_for(header.vocab_size), CHECKED_AT_ONCE)).size:
+            largest = max(largest, int(block.max()))
+            ends += int(np.count_nonzero(block == eot_id))
+            last = int(block[-1])
     if largest >= header.vocab_size:
         raise DataError(f"{path}: token id {largest} met; expected 0 to {header.vocab_size - 1}")
-    ends = sum(int(np.count_nonzero(block == eot_id)) for block in blocks)
-    if ends != header.num_documents or (len(ids) and int(ids[-1]) != eot_id):
+    if ends != header.num_documents or (header.count and last != eot_id):
         raise DataError(f"{path}: {ends} ends of text in {header.num_documents} documents; expected one after each")
 
 

@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
@@ -52,14 +54,16 @@ CUT_CHARS: Final = 512
 
 _BOUNDARY: Final = re.compile(r"(?<=\S)[ \n]")
 _INNER: Final = re.compile(r"(?<=[^\W_])[^\w\s]")  # what follows a letter or digit and is neither begins a word too
-CHARS_AT_ONCE: Final = 1 << 21
-"""Characters encoded at once: bounds what the library holds (some 150 bytes a token)."""
-PIECES_A_THREAD: Final = 16
-"""A thread for fewer pieces is not worth starting."""
+CHARS_AT_ONCE: Final = 1 << 18
+"""Characters that a thread encodes at once: a twentieth of a second; the library holds some 150 bytes a token."""
+GROUPS_A_THREAD: Final = 2
+"""Groups of that size which wait or are worked on, for each thread: one more than it has in hand."""
 MAX_THREADS: Final = 8
 """Threads that encode at once: more gain nothing beside the making of arrays, which they share."""
 POLL_S: Final = 0.1
 """Seconds between two looks at whether learning merges should stop."""
+
+_Group = list[tuple[str, bool]]  # pieces of texts; whether each is the last of its text
 
 # Where this variable says true, the library's thread pool dead-locks in a process forked after its use; where it is not
 # set, older versions warn at every fork. Threads of our own, which end with each call, take its place for encoding.
@@ -95,39 +99,56 @@ class TextTokenizer:
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """Ids of each text as an array; for large texts, whose ids as Python numbers take several times the memory."""
         try:
-            if self.vocab_size == NUM_BYTES + 1:  # nothing can be merged: a table does in 1 s what takes the library 60
-                return [self._id_of_byte[np.frombuffer(text.encode(), np.uint8)] for text in texts]
-            pieces = [split_text(text, PIECE_CHARS) for text in texts]
-            flat = [piece for text in pieces for piece in text]
-            arrays = self._encode_pieces(flat)
+            return list(self.encode_stream(texts))
         except (UnicodeEncodeError, TypeError):  # the library's word for a lone surrogate
             raise DataError(_surrogate(texts)) from None
-        rows: list[NDArray[np.int64]] = []
-        start = 0
-        for text in pieces:
-            end = start + len(text)
-            rows.append(arrays[start] if len(text) == 1 else np.concatenate(arrays[start:end]))
-            start = end
-        return rows
 
-    def _encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Ids of each piece. Threads encode, as the library lets go of the interpreter meanwhile; arrays are made here,
-        because threads that made them would wait for each other.
+    def encode_stream(self, texts: Iterable[str]) -> Generator[NDArray[np.int64]]:
+        """Ids of each text, in order, while threads encode what comes after it; holds some megabytes, whatever comes.
+
+        Threads encode, as the library lets go of the interpreter meanwhile; texts are read and arrays made by the
+        caller's, because threads that made them would wait for each other. How many there are changes no id. A lone
+        surrogate is the library's UnicodeEncodeError or TypeError.
         """
-        threads = min(MAX_THREADS, usable_cores(), -(-len(pieces) // PIECES_A_THREAD))
-        if threads <= 1:
-            return [ids for block in _blocks(pieces) for ids in _arrays(self._encode_group(block))]
-        arrays: list[NDArray[np.int64]] = []
-        with ThreadPoolExecutor(threads) as pool:
-            for block in _blocks(pieces):
-                size = -(-len(block) // (4 * threads))  # four turns each: the last one to end is not late by much
-                groups = [block[start : start + size] for start in range(0, len(block), size)]
-                for encodings in list(pool.map(self._encode_group, groups)):  # in order; what one raises is raised here
-                    arrays.extend(_arrays(encodings))
-        return arrays
+        if self.vocab_size == NUM_BYTES + 1:  # nothing can be merged: a table does in 1 s what takes the library 60
+            for text in texts:
+                yield self._id_of_byte[np.frombuffer(text.encode(), np.uint8)]
+            return
+        parts: list[NDArray[np.int64]] = []
+        for group, encodings in self._encoded(_groups(texts)):
+            for (_, is_last), encoding in zip(group, encodings, strict=True):
+                parts.append(np.array(encoding.ids, np.int64))
+                if is_last:
+                    yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                    parts = []
 
-    def _encode_group(self, pieces: Sequence[str]) -> list[Encoding]:
-        encodings: list[Encoding] = self.library.encode_batch_fast(list(pieces), add_special_tokens=False)
+    def _encoded(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, list[Encoding]]]:
+        """Each group with what the library makes of it, in order; a single one without a thread for it."""
+        threads = min(MAX_THREADS, usable_cores())
+        first, second = next(groups, None), next(groups, None)
+        if first is None:
+            return
+        if second is None or threads == 1:
+            for group in chain([first], [second] if second else [], groups):
+                yield group, self._encode_group(group)
+            return
+        waiting: deque[tuple[_Group, Future[list[Encoding]]]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for group in chain([first, second], groups):
+                    waiting.append((group, pool.submit(self._encode_group, group)))
+                    while len(waiting) > GROUPS_A_THREAD * threads:
+                        done, future = waiting.popleft()
+                        yield done, future.result()
+                while waiting:
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # whoever stops early need not wait for what nobody will read
+
+    def _encode_group(self, group: _Group) -> list[Encoding]:
+        pieces = [piece for piece, _ in group]
+        encodings: list[Encoding] = self.library.encode_batch_fast(pieces, add_special_tokens=False)
         return encodings
 
     @cached_property
@@ -192,8 +213,15 @@ def train_tokenizer(
     The result does not depend on the machine; the vocabulary is smaller than asked for when the texts hold too few
     pairs that occur at least twice. `poll` is called several times a second and may raise.
     """
+    return train_on_pieces(spec, (piece for text in texts for piece in split_text(text, PIECE_CHARS)), poll)
+
+
+def train_on_pieces(
+    spec: BpeTokenizer | ByteTokenizer, pieces: Iterator[str], poll: Callable[[], None] = lambda: None
+) -> TextTokenizer:
+    """As `train_tokenizer`, from texts that `split_text` has cut."""
     if isinstance(spec, ByteTokenizer):
-        return _frozen(_byte_tokenizer())
+        return frozen(_byte_tokenizer())
     library = _around(BPE())
     trainer = BpeTrainer(
         vocab_size=spec.vocab_size,
@@ -202,9 +230,8 @@ def train_tokenizer(
         special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
         initial_alphabet=ByteLevel.alphabet(),
     )
-    pieces = (piece for text in texts for piece in split_text(text, PIECE_CHARS))
     _interruptible(lambda: library.train_from_iterator(pieces, trainer=trainer), poll)
-    return _frozen(library)
+    return frozen(library)
 
 
 def _interruptible(work: Callable[[], None], poll: Callable[[], None]) -> None:
@@ -249,7 +276,7 @@ def load_tokenizer(path: Path) -> TextTokenizer:
             f"{path}: does more than byte-level BPE; expected a tokenizer of this project: no normalizer, no template, "
             f"no special token but {END_OF_TEXT}"
         )
-    return _frozen(library)
+    return frozen(library)
 
 
 class _Model(TypedDict):
@@ -289,7 +316,8 @@ def _around(model: BPE) -> LibraryTokenizer:
     return library
 
 
-def _frozen(library: LibraryTokenizer) -> TextTokenizer:
+def frozen(library: LibraryTokenizer) -> TextTokenizer:
+    """A trained tokenizer of the library as one of ours."""
     library.encode_special_tokens = True  # not part of the file: `<|endoftext|>` in a text is encoded as text
     return TextTokenizer(library=library)
 
@@ -330,18 +358,20 @@ def split_text(text: str, size: int) -> list[str]:
     return pieces
 
 
-def _blocks(pieces: Sequence[str]) -> Iterator[Sequence[str]]:
-    """`pieces` in order, about CHARS_AT_ONCE characters at a time."""
-    start = size = 0
-    for end, piece in enumerate(pieces, start=1):
-        size += len(piece)
-        if size >= CHARS_AT_ONCE or end == len(pieces):
-            yield pieces[start:end]
-            start, size = end, 0
-
-
-def _arrays(encodings: Sequence[Encoding]) -> list[NDArray[np.int64]]:
-    return [np.array(encoding.ids, np.int64) for encoding in encodings]
+def _groups(texts: Iterable[str]) -> Iterator[_Group]:
+    """The pieces of the texts in order, about CHARS_AT_ONCE characters at a time."""
+    group: _Group = []
+    size = 0
+    for text in texts:
+        pieces = split_text(text, PIECE_CHARS)
+        for place, piece in enumerate(pieces, start=1):
+            group.append((piece, place == len(pieces)))
+            size += len(piece)
+            if size >= CHARS_AT_ONCE:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
 
 
 def _surrogate(texts: Sequence[str]) -> str:

@@ -13,6 +13,20 @@ MAX_DOCUMENTS: Final = 10**8
 PATH: Final = "a file or folder; the current folder is written ."
 
 
+STARTING_BOOKS: Final = (11, 84, 98, 145, 345, 1260, 1342, 1400, 1661, 2701)
+"""Ten well-known novels of Project Gutenberg, 8.5 MB in all: more than the published budget of 768 thousand tokens."""
+
+
+def fetch_command(kind: str) -> str:
+    """What to type to get the text of a corpus that needs a path.
+
+    >>> fetch_command("tinystories"), fetch_command("gutenberg")[:35]
+    ('equipoise data fetch tinystories', 'equipoise data fetch gutenberg 11 8')
+    """
+    numbers = STARTING_BOOKS if kind == "gutenberg" else ()
+    return " ".join(["equipoise data fetch", kind, *map(str, numbers)])
+
+
 def can_be_path(text: str) -> bool:
     """Whether `text` can name a file or folder: an empty one would silently be the current folder."""
     return text != "" and "\0" not in text
@@ -45,13 +59,13 @@ class GrammarCorpus:
 
 @config
 class TextCorpus:
-    """Plain text: a .txt file or a folder of them (one document a file), or .jsonl (one document a line)."""
+    """Plain text: .txt (one document a file), .jsonl (one a line) or .parquet (one a row), or a folder of them."""
 
     kind: Literal["text"] = "text"
     path: str
     """File or folder; relative to the working directory."""
     field: str = "text"
-    """The field of a .jsonl line that holds the document."""
+    """The field of a .jsonl line, or the column of a .parquet file, that holds the document."""
 
     def __post_init__(self) -> None:
         check(self, ("path", can_be_path(self.path), PATH))
@@ -59,11 +73,13 @@ class TextCorpus:
 
 @config
 class TinyStoriesCorpus:
-    """A folder of the official TinyStories text files: stories separated by a line `<|endoftext|>`."""
+    """A folder of the official TinyStories files: stories separated by a line `<|endoftext|>`, or .parquet."""
 
     kind: Literal["tinystories"] = "tinystories"
     path: str | None = None
-    """Folder (files matching `*valid*` are validation, `*train*` train) or one file; unset: only `plan` works."""
+    """Folder (files matching `*valid*` are validation, `*train*` train) or one file; unset: only `plan` works.
+    `equipoise data fetch tinystories` gets the files.
+    """
 
     def __post_init__(self) -> None:
         check(self, ("path", self.path is None or can_be_path(self.path), PATH))
@@ -75,7 +91,7 @@ class GutenbergCorpus:
 
     kind: Literal["gutenberg"] = "gutenberg"
     path: str | None = None
-    """Folder of books; unset: only `plan` works."""
+    """Folder of books; unset: only `plan` works. `equipoise data fetch gutenberg` gets books by number."""
 
     def __post_init__(self) -> None:
         check(self, ("path", self.path is None or can_be_path(self.path), PATH))

@@ -95,7 +95,7 @@ def test_what_was_stripped_is_noted(tmp_path: Path) -> None:
 
 
 def test_unset_path_is_explained() -> None:
-    with pytest.raises(DataError, match=r"^corpus.path: not set; expected a folder of Project Gutenberg books"):
+    with pytest.raises(DataError, match=r"^corpus.path: not set; .*: equipoise data fetch gutenberg 11 84 "):
         open_corpus(GutenbergCorpus())
 
 

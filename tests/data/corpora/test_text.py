@@ -59,7 +59,7 @@ def test_a_folder_is_read_in_order_of_name_below_any_depth(tmp_path: Path) -> No
         ("json", None),
         ("b.txt", None),
     ]
-    assert source.notes == ("1 files that end in neither .txt nor .jsonl were ignored",)
+    assert source.notes == ("1 files that end in none of .txt, .jsonl and .parquet were ignored",)
     assert [d.text for d in source.read()] == [d.text for d in source.read()]
 
 
@@ -189,12 +189,12 @@ def test_nul_characters_alone_are_text(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_a_corpus(tmp_path: Path) -> None:
-    expected = "expected a .txt or .jsonl file, or a folder of them"
+    expected = "expected a .txt, .jsonl or .parquet file, or a folder of them"
     missing = tmp_path / "none"
     assert fault(missing) == f"corpus.path: {missing} does not exist; {expected}"
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert fault(empty) == f"corpus.path: {empty} holds no file ending in .txt or .jsonl; {expected}"
+    assert fault(empty) == f"corpus.path: {empty} holds no file ending in .txt or .jsonl or .parquet; {expected}"
     (tmp_path / "a.csv").touch()
     assert fault(tmp_path / "a.csv") == f"corpus.path: {tmp_path / 'a.csv'} ends in '.csv'; {expected}"
     loop = tmp_path / "loop.txt"

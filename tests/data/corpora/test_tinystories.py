@@ -59,8 +59,8 @@ def test_unset_path_is_explained() -> None:
     with pytest.raises(DataError) as caught:
         open_corpus(TinyStoriesCorpus())
     assert str(caught.value) == (
-        "corpus.path: not set; expected a folder of the official TinyStories .txt files (*train*.txt, *valid*.txt), "
-        "or one such file"
+        "corpus.path: not set; expected a folder of the official TinyStories .txt or .parquet files (*train*, "
+        "*valid*), or one such file; to get them: equipoise data fetch tinystories"
     )
 
 

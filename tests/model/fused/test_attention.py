@@ -52,7 +52,7 @@ def rope_of(S: int, N: int, H: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 def test_equals_the_plain_attention(held_to, draw, monkeypatch, B, S, N, M, H, block, scores, dtype) -> None:
     monkeypatch.setattr(module, "BLOCK", block)
     monkeypatch.setattr(module, "CHUNK_SCORES", scores)
-    monkeypatch.setattr(module, "KEPT_FRAC", 0.5)  # the second of two sequences makes its probabilities again
+    monkeypatch.setattr(module, "KEPT_SCORES", N * S * S)  # the second of two sequences may make its own again
     rope = rope_of(S, N, H, dtype)
     packed = draw(B, S, N + 2 * M, H, dtype=dtype)
     held_to(lambda qkv: attend(qkv, M, rope), lambda qkv: plain(qkv, M, rope), packed)

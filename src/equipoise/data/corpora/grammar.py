@@ -18,6 +18,7 @@ from equipoise.data.corpora.stories import story_rules
 from equipoise.rng import stream
 from equipoise.spec.data import GrammarCorpus
 
+STORY_BYTES = 385  # of a story, the mean over 50,000
 UNIFORMS_AT_ONCE = 8192  # drawn in one NumPy call: 64 KiB, enough to make the call's own cost vanish
 
 
@@ -55,6 +56,7 @@ def open_grammar(spec: GrammarCorpus) -> Source:
         files=(),
         fingerprint=hashlib.sha256(canonical(content).encode()).hexdigest(),
         read=read,
+        sizes=(STORY_BYTES * sum(count for _, count in counts),),
         exact_duplicates_kept=True,
     )
 

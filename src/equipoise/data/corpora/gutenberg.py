@@ -1,6 +1,7 @@
 """Project Gutenberg books: one .txt file is one document; the licence and header around a book are stripped.
 
-Not for: line wraps, tables of contents, footnotes or `_italics_`, which stay as they are, nor for fetching books.
+Not for: line wraps, tables of contents, footnotes or `_italics_`, which stay as they are, nor for fetching books
+(`fetch.books`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from equipoise.data.corpora.reading import describe, find_files, named_split, show, whole_text
 from equipoise.data.corpora.source import Document, Source, fingerprint
 from equipoise.errors import DataError
-from equipoise.spec.data import GutenbergCorpus
+from equipoise.spec.data import GutenbergCorpus, fetch_command
 
 EXPECTED = "a folder of Project Gutenberg books (.txt, UTF-8)"
 MAX_STRIPPED = 0.5  # a marker met in the wrong place can take a whole book; its licence is about 19 kB
@@ -37,7 +38,7 @@ _CREDITS = re.compile(
 def open_gutenberg(spec: GutenbergCorpus) -> Source:
     """The books of a folder; raises DataError when the path cannot be used or a strip would take over half a book."""
     if spec.path is None:
-        raise DataError(f"corpus.path: not set; expected {EXPECTED}")
+        raise DataError(f"corpus.path: not set; expected {EXPECTED}; to get some: {fetch_command(spec.kind)}")
     path = Path(spec.path)
     found, ignored = find_files(path, (".txt",), EXPECTED)
     in_folder = path.is_dir()
@@ -86,6 +87,15 @@ def stripped_share(file: Path, text: str) -> tuple[str, float]:
             f"expected at most {100 * MAX_STRIPPED:.0f} %: strip it by hand or take the file out"
         )
     return body, share
+
+
+def is_cut_off(text: str) -> bool:
+    """Whether `text` has the end of a header and no start of a footer: the rest of the book did not arrive.
+
+    Of the older header ("small print") this cannot be told, because some of those books have no footer.
+    """
+    header = _HEADER_ENDS[0].search(text)
+    return header is not None and not _FOOTER_START.search(text, header.end())
 
 
 def strip_boilerplate(text: str) -> str:

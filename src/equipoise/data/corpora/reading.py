@@ -23,6 +23,9 @@ from equipoise.files import file_sha256
 CHUNK_BYTES = 1 << 20  # read size while looking for a bad byte: bounds memory, large enough to be quick
 SNIFF_BYTES = 4096  # a page is enough to tell UTF-16 from text
 
+MANIFEST = "manifest.json"
+"""What the files of a folder are and where they are from, beside files that were fetched (`fetch.manifest`)."""
+
 
 def show(path: Path | str) -> str:
     """A path for a one-line message: characters that cannot be printed are escaped."""
@@ -33,8 +36,9 @@ def find_files(path: Path, suffixes: Sequence[str], expected: str) -> tuple[list
     """The files `path` means, as (file, name relative to it) in order of name, and how many others were ignored.
 
     A file stands for itself; a folder for every file below it with one of the lower-case `suffixes`, except hidden
-    ones; symbolic links to folders are not followed. Raises DataError when the path is missing, special, of another
-    suffix, or holds no such file; `expected` says what was wanted.
+    ones; a manifest of fetched files is not counted either; symbolic links to folders are not followed. Raises
+    DataError when the path is missing, special, of another suffix, or holds no such file; `expected` says what was
+    wanted.
     """
     mode = _mode(path, expected)
     if stat.S_ISREG(mode):
@@ -49,7 +53,7 @@ def find_files(path: Path, suffixes: Sequence[str], expected: str) -> tuple[list
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             file = Path(folder) / name
-            if name.startswith("."):
+            if name.startswith(".") or name == MANIFEST:
                 continue
             if file.suffix.lower() not in suffixes:
                 ignored += 1

@@ -65,8 +65,15 @@ class Source:
     """Streams every document, always in the same order; each call starts again. Raises DataError on broken text."""
     notes: tuple[str, ...] = ()
     """What was stripped, ignored or assumed, a sentence each."""
+    sizes: tuple[int, ...] = ()
+    """About how many bytes of text there are, a number a file, where sizes on disk do not say it; empty: they do."""
     exact_duplicates_kept: bool = False
     """True for the grammar: its documents are draws, so duplicates across splits are counted and stay."""
+
+    @property
+    def text_sizes(self) -> tuple[int, ...]:
+        """About how many bytes of text there are, in each file (of the grammar, which has none, one number)."""
+        return self.sizes or tuple(file.num_bytes for file in self.files)
 
 
 def fingerprint(kind: str, files: Sequence[SourceFile], **settings: object) -> str:

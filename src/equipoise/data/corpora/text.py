@@ -1,4 +1,4 @@
-"""Plain text: a .txt file is one document, a line of a .jsonl file is one document, a folder holds any of both.
+"""Plain text: a .txt file, a line of a .jsonl file or a row of a .parquet file is one document; a folder holds any.
 
 Text is taken as it stands, blank space included. Not for: books with a licence around them (`gutenberg`) or several
 stories in a file (`tinystories`).
@@ -10,18 +10,21 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from equipoise.data.corpora.parquet import column_bytes, is_parquet, read_column
 from equipoise.data.corpora.reading import describe, find_files, named_split, read_lines, show, whole_text
 from equipoise.data.corpora.source import Document, Source, Split, fingerprint
 from equipoise.errors import DataError
 from equipoise.spec.data import TextCorpus
 
-EXPECTED = "a .txt or .jsonl file, or a folder of them"
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+EXPECTED = "a .txt, .jsonl or .parquet file, or a folder of them"
+ADVICE = "; name the right one with corpus.field"
 
 
 def open_text(spec: TextCorpus) -> Source:
     """The documents of a file or folder; raises DataError when the path or a file cannot be used."""
     path = Path(spec.path)
-    found, ignored = find_files(path, (".txt", ".jsonl"), EXPECTED)
+    found, ignored = find_files(path, SUFFIXES, EXPECTED)
     in_folder = path.is_dir()
     files = tuple(describe(file, name, named_split(name) if in_folder else None) for file, name in found)
 
@@ -29,10 +32,12 @@ def open_text(spec: TextCorpus) -> Source:
         for (file, _), source in zip(found, files, strict=True):
             if file.suffix.lower() == ".jsonl":
                 yield from _read_jsonl(file, spec.field, source.split)
+            elif is_parquet(file):
+                yield from read_column(file, spec.field, source.split, ADVICE)
             else:
                 yield Document(text=whole_text(file), split=source.split, where=show(file))
 
-    notes = [f"{ignored} files that end in neither .txt nor .jsonl were ignored"] if ignored else []
+    notes = [f"{ignored} files that end in none of .txt, .jsonl and .parquet were ignored"] if ignored else []
     return Source(
         kind=spec.kind,
         title="plain text",
@@ -41,6 +46,10 @@ def open_text(spec: TextCorpus) -> Source:
         fingerprint=fingerprint(spec.kind, files, field=spec.field),
         read=read,
         notes=tuple(notes),
+        sizes=tuple(
+            column_bytes(file, spec.field, ADVICE) if is_parquet(file) else source.num_bytes
+            for (file, _), source in zip(found, files, strict=True)
+        ),
     )
 
 
@@ -60,7 +69,7 @@ def _read_jsonl(file: Path, field: str, split: Split | None) -> Iterator[Documen
             raise DataError(f"{where}: {_name(value)}; expected a JSON object with the field {field!r}")
         if field not in value:
             known = ", ".join(repr(key) for key in list(value)[:8]) or "none"
-            raise DataError(f"{where}: no field {field!r}; fields there: {known}; name the right one with corpus.field")
+            raise DataError(f"{where}: no field {field!r}; fields there: {known}{ADVICE}")
         text = value[field]
         if not isinstance(text, str):
             raise DataError(f"{where}: field {field!r} is {_name(text)}; expected a text")

@@ -25,8 +25,9 @@ BLOCK: Final = 64
 """Queries of a block; measured against 32, 128 and 256."""
 CHUNK_SCORES: Final = 1 << 18
 """Scores that a thread works on, 1 MiB in float32: a block of as many sequences as fit, at least one."""
-KEPT_FRAC: Final = 0.6
-"""Share of the sequences whose probabilities are kept; those of the others are made twice. Memory against time."""
+KEPT_SCORES: Final = 45 << 18
+"""Probabilities that a call keeps at most, 45 MiB in float32, in whole sequences; those of the others are made twice.
+Memory against time: at shape A six sequences in ten are kept, at B all (docs/performance.md)."""
 
 
 def attend(qkv_BSPH: Tensor, num_kv_heads: int, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -45,7 +46,7 @@ class _Attend(Function):
     def forward(ctx: Any, qkv_BSPH: Tensor, M: int, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         B, S, P, H = qkv_BSPH.shape
         N = P - 2 * M
-        mixed_BSNH = qkv_BSPH.new_empty(B, S, N, H)
+        mixed_BSNH, num_kept = qkv_BSPH.new_empty(B, S, N, H), _num_kept(S, N)
         kept: list[Tensor] = []
         for part in _parts(B, S, N):
             q_CGSH, k_CSH, v_CSH = _by_head(qkv_BSPH[part], M)
@@ -55,7 +56,7 @@ class _Attend(Function):
             kept += (q_CGSH, k_CSH, v_CSH)
             for low, high in _blocks(S):
                 p_CQL = _probabilities(q_CGSH[:, :, low:high], k_CSH[:, :high])
-                if _kept(part, B):
+                if part.start < num_kept:
                     kept.append(p_CQL)
                 mixed_CGSH[:, :, low:high] = torch.bmm(p_CQL, v_CSH[:, :high]).view(len(k_CSH), -1, high - low, H)
             mixed_BSNH[part] = mixed_CGSH.view(-1, N, S, H).transpose(1, 2)
@@ -69,13 +70,15 @@ class _Attend(Function):
         cos_SH, sin_SH, *kept = ctx.saved_tensors
         M, (B, S, P, H) = ctx.num_kv_heads, ctx.shape
         N, remaining = P - 2 * M, iter(kept)
+        num_kept = _num_kept(S, N)
         d_qkv_BSPH = d_mixed_BSNH.new_empty(B, S, P, H)
         for part in _parts(B, S, N):
             q_CGSH, k_CSH, v_CSH = next(remaining), next(remaining), next(remaining)
             d_mixed_CGSH = d_mixed_BSNH[part].transpose(1, 2).reshape(q_CGSH.shape)
             d_q_CGSH, d_k_CSH, d_v_CSH = torch.empty_like(q_CGSH), torch.zeros_like(k_CSH), torch.zeros_like(v_CSH)
             for low, high in _blocks(S):
-                p_CQL = next(remaining) if _kept(part, B) else _probabilities(q_CGSH[:, :, low:high], k_CSH[:, :high])
+                kept_here = part.start < num_kept
+                p_CQL = next(remaining) if kept_here else _probabilities(q_CGSH[:, :, low:high], k_CSH[:, :high])
                 q_CQH, d_mixed_CQH = (x[:, :, low:high].flatten(1, 2) for x in (q_CGSH, d_mixed_CGSH))
                 d_scores_CQL = torch.bmm(d_mixed_CQH, v_CSH[:, :high].mT)
                 torch._softmax_backward_data(d_scores_CQL, p_CQL, -1, p_CQL.dtype, grad_input=d_scores_CQL)
@@ -102,8 +105,9 @@ def _probabilities(q_CGQH: Tensor, k_CLH: Tensor) -> Tensor:
     return torch.softmax(p_CQL, dim=-1, out=p_CQL)
 
 
-def _kept(part: slice, B: int) -> bool:
-    return bool(part.start < KEPT_FRAC * B)
+def _num_kept(S: int, N: int) -> int:
+    """Of how many sequences the probabilities are kept."""
+    return KEPT_SCORES // (N * sum((high - low) * high for low, high in _blocks(S)))
 
 
 def _parts(B: int, S: int, N: int) -> list[slice]:
