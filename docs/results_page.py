@@ -110,15 +110,16 @@ def front(found: Mapping[str, Mapping[str, Any]]) -> str:
     if not found:
         return ""
     rows = [
-        f"| {claim['paper']} | {escaped(_said(claim))} | {_verdict(card)} | {_agreement(claim, card)} |"
+        f"| {claim['paper']} | {escaped(_said(claim))} | {_effects(card)} | {_verdict(card)} | "
+        f"{_agreement(claim, card)} |"
         for claim in declared["claims"]
-        for card in list(filter(None, (_card(found, answer) for answer in claim["answers"])))[:1]
+        for name, card in _first(found, claim["answers"])
     ]
     names = f"What two published experiments claim ({'; '.join(f'{k}: {v[4:]}' for k, v in PAPERS.items())})"
     table = [
         textwrap.fill(f"{names}, and what the first studies found, at a laptop's size:", 118) + "\n",
-        "| | published | here | as published |",
-        "|---|---|---|---|",
+        "| | published | here | verdict | as published |",
+        "|---|---|---|---|---|",
         *rows,
     ]
     shown = [(study["name"], figure) for study in declared["studies"] for figure in study["figures"]]
@@ -158,6 +159,12 @@ def _card(found: Mapping[str, Mapping[str, Any]], answer: str) -> Card | None:
     return by_id[claim_id]
 
 
+def _first(found: Mapping[str, Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, Card]]:
+    """The study and the card of the first answer that was run; none when none was."""
+    named = [(answer.partition("/")[0], _card(found, answer)) for answer in answers]
+    return [(name, card) for name, card in named if card is not None][:1]
+
+
 def _check_claim(name: str, claim_id: str) -> None:
     ids = [claim.id for claim in parse_study(load_study_table(name)[0]).claims]
     if claim_id not in ids:
@@ -168,12 +175,16 @@ def _ours(results: Mapping[str, Any] | None, card: Card | None) -> str:
     """Mean, interval and n of every effect of a claim, and at which scale."""
     if results is None or card is None:
         return "–"
-    effects = [
+    at = card.effects[0].budget if card.effects else ""
+    return "<br>".join(filter(None, (_effects(card), f"{_size(results)}, {at}")))
+
+
+def _effects(card: Card) -> str:
+    """Mean, interval and n of every effect of a claim."""
+    return "<br>".join(
         f"{escaped(effect.pair)} = {effect.mean} ({effect.interval}), n = {escaped(effect.seeds)}"
         for effect in card.effects
-    ]
-    at = card.effects[0].budget if card.effects else ""
-    return "<br>".join([*effects, f"{_size(results)}, {at}"])
+    )
 
 
 def _verdict(card: Card | None) -> str:
