@@ -3,7 +3,7 @@
     python docs/results_page.py           # or: make results
 
 What the papers claim, and which locked claims answer, stands in docs/claims.toml; verdicts, numbers and figures are
-those of `results/<study>/results.json`. A study that is not there yet is shown as not run. A test compares both pages
+those of `results/<study>/results.json`. Of a study that is not there yet the page says so. A test compares both pages
 with what this file makes. Not for: computing anything, or the reports (`equipoise report` makes those).
 """
 
@@ -36,7 +36,7 @@ PAPERS: Final = {
     "P": "(P) Dense against sparse pretraining at tiny scale, arXiv 2605.13769",
     "G": "(G) Does a sparse MoE beat its dense counterpart at the same active parameters?",
 }
-NOT_RUN: Final = "not run yet"
+NOT_RUN: Final = "no records yet"
 SETTING: Final = Setting(hardware=HARDWARE["h100"], of_arm={})
 """Where the presets of published size are predicted."""
 PARAMETERS: Final = {
@@ -55,22 +55,32 @@ HEAD: Final = """\
 <!-- Written by docs/results_page.py from results/ and docs/claims.toml. Change those, then: make results -->
 
 What the two published experiments claim, and what our studies on two CPU cores found. Every verdict is that of a claim
-which was locked before the first run of its study; all numbers come from `results/`, where the records of every run lie
-without their weights. Levels of loss compare with nothing published: vocabulary, widths and depth of the papers are not
-known. What compares is order, sign and verdict.
+which was locked before the first run of its study (where a study had been run before, its note says so); all numbers
+come from `results/`, where the records of every run lie without their weights. Levels of loss compare with nothing
+published: not enough is known of the papers' models and vocabulary. What compares is order, sign and verdict.
 
-*n* is the number of seeds; intervals are 95 % t intervals over seeds, not adjusted; verdicts use one-sided tests with
-Holm's adjustment over the claims of a study. *As published* is *yes* or *no* where ours decides, and *open* where these
-seeds cannot tell.
+Differences of loss are in nats per token, left − right, so negative where the left is better. *n* is the number of
+seeds; intervals are two-sided 95 % t intervals over seeds, not adjusted, and those of a share may reach beyond what a
+share can be. Verdicts use one-sided tests at 0.05 with Holm's adjustment over the claims of a study: one can be
+*supported* whose interval just reaches zero, and *inconclusive* whose interval does not. *As published* is *yes* or
+*no* where ours decides, and *open* where these seeds cannot tell.
 """
+
+READING: Final = (
+    "Differences are left − right with a 95 % interval over n seeds, of loss in nats per token. Verdicts are those of "
+    "claims locked before the runs, by one-sided tests adjusted for the number of claims, so an interval may reach "
+    "zero where a claim is supported, and miss it where none is. *Open*: these seeds cannot tell."
+)
+"""How the table of README is read."""
 
 LIMITS: Final = """\
 ## What two cores cannot show
 
-Our models have 0.1 to 0.4 million parameters and see at most a few million tokens; the published ones have 14.8 million
-active parameters and see 40 to 426 million. At our size the spread between seeds is about ten times the published one,
-so that gaps as small as some of the published ones cannot be told from chance by a handful of seeds: such claims stay
-*open*. And whatever is decided here is decided for models of this size alone; it may turn around at another.
+Our models have 0.2 to 0.5 million parameters and see at most a few million tokens. Those of (P) have 14.8 million
+active parameters and see 40 to 426 million tokens; those of (G), 12 layers of width 768, see 0.77 million. At our size
+the spread between seeds is several times the one that (P) publishes, so that gaps as small as some of the published
+ones cannot be told from chance by a handful of seeds: such claims stay *open*. And whatever is decided here is decided
+for models of this size alone; it may turn around at another.
 
 The presets without `-cpu` have the published sizes. They are planned and tested, and not yet run in full. What they
 would cost on one NVIDIA H100 is what `equipoise plan PRESET --device h100` predicts, at an assumed {utilisation:.0%} of
@@ -88,7 +98,7 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The whole of docs/results.md."""
     declared = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
     order = [study["name"] for study in declared["studies"]]
-    parts = [HEAD]
+    parts = [HEAD, *_answer(declared, found)]
     for paper, title in PAPERS.items():
         claims = [claim for claim in declared["claims"] if claim["paper"] == paper]
         parts += [f"## {title}\n", _claims_table(claims, found), *_reasons(claims, found)]
@@ -102,23 +112,27 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def front(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """What README shows between its marks: a table, of each claim the first study that was run, and a figure.
+    """What README shows between its marks: the answer, a table and a figure; nothing before there are results.
 
-    Nothing before there are results.
+    Of each claim there are all answers of the first study that was run, and a link to what a reader has to know of it.
     """
     declared = tomllib.loads((ROOT / "docs" / "claims.toml").read_text(encoding="utf-8"))
     if not found:
         return ""
+    noted = {study["name"] for study in declared["studies"] if "note" in study}
     rows = [
-        f"| {claim['paper']} | {escaped(_said(claim))} | {_effects(card)} | {_verdict(card)} | "
-        f"{_agreement(claim, card)} |"
+        f"| {claim['paper']} | {escaped(_said(claim)) if index == 0 else '″'} | *{escaped(card.sentence)}*"
+        f"<br>{_effects(card)} | {_verdict(card)}"
+        + (f" ([but: note](docs/results.md#{name}))" if name in noted else "")
+        + f" | {_agreement(claim, card)} |"
         for claim in declared["claims"]
-        for name, card in _first(found, claim["answers"])
+        for index, (name, card) in enumerate(_first(found, claim["answers"]))
     ]
     names = f"What two published experiments claim ({'; '.join(f'{k}: {v[4:]}' for k, v in PAPERS.items())})"
     table = [
-        textwrap.fill(f"{names}, and what the first studies found, at a laptop's size:", 118) + "\n",
-        "| | published | here | verdict | as published |",
+        *_answer(declared, found),
+        textwrap.fill(f"{names}, and what the first studies found, at a laptop's size. {READING}", 118) + "\n",
+        "| | published | claimed here, and measured | verdict | as published |",
         "|---|---|---|---|---|",
         *rows,
     ]
@@ -130,6 +144,18 @@ def front(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ claims
+
+
+def _answer(declared: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The short answer, with what was measured; none while a verdict is another than it was written for."""
+    answer = declared.get("answer", {"verdicts": {}, "text": ""})
+    given = {name: _card(found, name) for name in answer["verdicts"]}
+    of_card = {name: card for name, card in given.items() if card and card.verdict == answer["verdicts"][name]}
+    if not answer["text"] or of_card.keys() != given.keys():
+        return []
+    told = re.sub(r"\{(.+?)\}", lambda mark: _effects(of_card[mark[1]]), answer["text"].strip())
+    lines = [textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in told.splitlines()]
+    return ["\n".join(lines) + "\n"]
 
 
 def _claims_table(claims: Sequence[Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -145,7 +171,7 @@ def _answer_row(found: Mapping[str, Mapping[str, Any]], answer: str, claim: Mapp
     name, _, claim_id = answer.partition("/")
     card = _card(found, answer)
     cells = [_link(name, found), _ours(found.get(name), card), _verdict(card), _agreement(claim, card)]
-    cells[0] += f": {escaped(claim_id)}"
+    cells[0] += f": {escaped(claim_id)}" + (f"<br>{escaped(card.sentence)}" if card else "")
     return " | ".join(cells)
 
 
@@ -160,9 +186,10 @@ def _card(found: Mapping[str, Mapping[str, Any]], answer: str) -> Card | None:
 
 
 def _first(found: Mapping[str, Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, Card]]:
-    """The study and the card of the first answer that was run; none when none was."""
+    """The first study that was run, with the card of each answer it gives; none when none was."""
     named = [(answer.partition("/")[0], _card(found, answer)) for answer in answers]
-    return [(name, card) for name, card in named if card is not None][:1]
+    given = [(name, card) for name, card in named if card is not None]
+    return [(name, card) for name, card in given if name == given[0][0]]
 
 
 def _check_claim(name: str, claim_id: str) -> None:
@@ -200,7 +227,7 @@ def _agreement(claim: Mapping[str, Any], card: Card | None) -> str:
 
 
 def _reasons(claims: Iterable[Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of every claim that does not come out as published: the sentences of our verdicts, and what is known of why."""
+    """Of claims that come out otherwise or stay open: the sentences of our verdicts, and what is known of why."""
     lines = []
     for claim in claims:
         differing = [
@@ -211,7 +238,7 @@ def _reasons(claims: Iterable[Mapping[str, Any]], found: Mapping[str, Mapping[st
         lines += [f"- *{escaped(answer)}*: {escaped(card.reason)}." for answer, card in differing]
         if differing and "why" in claim:
             lines.append(f"  - {claim['why']}")
-    return ["Where ours is not as published:\n", "\n".join(lines) + "\n"] if lines else []
+    return ["Where ours differs, or cannot tell:\n", "\n".join(lines) + "\n"] if lines else []
 
 
 def _parameters() -> str:
@@ -288,7 +315,7 @@ def _beyond(found: Mapping[str, Mapping[str, Any]], answered: set[str]) -> list[
 def _study(study: Mapping[str, Any], results: Mapping[str, Any] | None) -> str:
     name = study["name"]
     if results is None:
-        return f"### {name}\n\nNot run yet: `equipoise run {name} --set 'corpus.path=\"FOLDER\"'`.\n"
+        return f"### {name}\n\nNo records in `results/` yet: `equipoise run {name} --set 'corpus.path=\"FOLDER\"'`.\n"
     complete = sum(run["status"] == "complete" for run in results["runs"])
     budgets = ", ".join(short(budget) for budget in results["budgets"])
     spent = results["training_flops"]["spent"]

@@ -12,7 +12,7 @@ import equipoise.session as session
 import equipoise.train as training
 from equipoise.errors import DivergedError
 from equipoise.model.transformer import Transformer, build
-from equipoise.nonfinite import first_nonfinite
+from equipoise.nonfinite import first_nonfinite, is_finite
 from equipoise.record import read_run
 from equipoise.spec.run import RunConfig
 from equipoise.step import losses, train_step
@@ -153,3 +153,18 @@ def test_a_loss_whose_cause_is_not_found_again_is_still_named(tiny: Any) -> None
 
     with pytest.raises(DivergedError, match=r"^load_balance is not finite$"):
         train_step(model, make_adamw(model, run.recipe.optim), tokens, tokens, run, 1e-3, None, once)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "finite"),
+    [
+        ([], True),
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),
+        ([INF, -INF], False),
+        ([1.0, -INF], False),
+        ([float("nan"), 1.0], False),
+    ],
+)
+def test_what_is_finite_is_told_also_where_its_sum_is_not(numbers: list[float], finite: bool) -> None:
+    assert is_finite(torch.tensor(numbers)) is finite

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from equipoise.data.prepare import prepare
-from equipoise.engine import Engine, Event, Stop, Task, catching_signals, run_tasks
+from equipoise.engine import SHOWN_S, Engine, Event, Stop, Task, catching_signals, run_tasks
 from equipoise.errors import Interrupted
 from equipoise.probe import Probes
 
@@ -106,6 +106,23 @@ def test_exit_codes_order_and_what_follows(tmp_path: Path, started: Started) -> 
     assert codes == {tmp_path / "0": 3, tmp_path / "1": 0, tmp_path / "2": 0, tmp_path / "after": 0}
     assert [name for name, _ in started.children] == ["0", "1", "2", "after"]
     assert [event.exit_code for event in events if event.kind == "finished" and event.task is tasks[0]] == [3]
+
+
+def test_what_is_at_work_is_told_a_few_times_a_second_however_often_it_is_looked_at(
+    tmp_path: Path, started: Started
+) -> None:
+    events: list[Event] = []
+    began = time.monotonic()
+    run_tasks(
+        tasks_of(tmp_path, f"import time; time.sleep({3 * SHOWN_S})"),
+        started.engine(1),
+        on_event=events.append,
+        stop=Stop(),
+        poll_s=SHOWN_S / 50,
+    )
+    told = [event.kind for event in events]
+    assert 1 <= told.count("progress") <= (time.monotonic() - began) / SHOWN_S + 1
+    assert (told[0], told[-1]) == ("started", "finished")
 
 
 def test_what_somebody_else_told_to_stop_is_started_again_as_often_as_the_engine_says(

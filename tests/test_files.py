@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.errors import IntegrityError, LockedError
+from equipoise.errors import ConfigError, IntegrityError, LockedError
 from equipoise.files import describe_file, file_faults, held, read_json, write_bytes, write_json
 
 
@@ -48,6 +48,13 @@ def test_faults_of_files(tmp_path: Path) -> None:
     (tmp_path / "gone").unlink()
     faults = "\n".join(sorted(file_faults(tmp_path, recorded)))
     assert faults == "gone: missing\nother: content differs from its recorded SHA-256\nshort: 2 bytes, recorded 3"
+
+
+def test_a_file_where_a_folder_is_to_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").touch()
+    with pytest.raises(ConfigError) as refused, held(tmp_path / "study.toml" / ".study.lock", "study"):
+        pass
+    assert str(refused.value) == f"{tmp_path / 'study.toml'}: is a file; expected a folder, or a name that is free"
 
 
 def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def torchrun(processes: int, tiny: Any, folder: Path, planned: list[tuple[RunCon
 
 @pytest.fixture(scope="module")
 def alone(tiny: Any, runs: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run by one process; and one that was stopped half-way."""
+    """Every run by this process alone, never stopped."""
     folder, before = tmp_path_factory.mktemp("alone"), SHARED.use_apart()
     for name, run in runs.items():
         train(run, folder / name, tiny.dataset)

@@ -46,8 +46,8 @@ def test_the_trillion_by_hand() -> None:
     tokens = 238_419 * 4_194_304  # the whole number of updates nearest to 10^12
     hours = (6 * weights + scores / 2) * tokens / (989.4e12 * 0.4) / 3600
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| moe | {active / 1e9:.4g}B |"))
-    assert f"| {total / 1e9:.4g}B |" in row
-    assert f"| {(6 * weights + scores) * tokens / 1e21:.2f}e21 | {hours:,.0f} | {hours / 64 / 24:.1f} |" in row.replace(
-        f"{hours + 1:,.0f}",
-        f"{hours:,.0f}",  # the points of the curve are a little more than this
-    )
+    shown_total, flops, shown_hours, days = (cell.strip() for cell in row.split("|")[3:7])
+    assert shown_total == f"{total / 1e9:.4g}B" and days == f"{hours / 64 / 24:.1f}"
+    assert flops == f"{(6 * weights + scores) * tokens / 1e21:.2f}e21"
+    # Points of the curve are a little more than this: 2^20 tokens forward, a third of an update's cost each.
+    assert hours - 0.5 < float(shown_hours.replace(",", "")) < 1.0005 * hours + 0.5

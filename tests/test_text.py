@@ -33,6 +33,7 @@ def test_a_missing_number_says_so(show, value) -> None:  # type: ignore[no-untyp
         (text.loss(-0.00001), "−1.0e-05"),
         (text.gap(-0.018), "−0.0180"),
         (text.gap(0.0), "0.0000"),
+        (text.gap(-0.0), "0.0000"),
         (text.percent(-0.0004), "−0.04 %"),
         (text.percent(-0.00001), "0.00 %"),
         (text.probability(0.9996), "1"),

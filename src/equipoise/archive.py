@@ -44,11 +44,10 @@ def archive(directory: Path, destination: Path) -> Archived:
     """Copy the records of a study `directory` to `destination`, which may hold an earlier copy; nothing is deleted.
 
     `directory` is only read. Files that are equal already are left alone, a run's summary is written last, and the lock
-    before any run. Raises ConfigError when both are one folder, IntegrityError when the destination holds anything that
-    a copy of this very study would not: another study, additions of its own, another outcome of a run.
+    before any run. Raises as `check_place` does, and IntegrityError when the destination holds anything that a copy of
+    this very study would not: another study, additions of its own, another outcome of a run.
     """
-    if destination.resolve() == directory.resolve():
-        raise ConfigError(f"{destination}: the study itself; expected another folder, e.g. results/{directory.name}")
+    check_place(directory, destination)
     lock = read_lock(directory)
     records = status(directory, lock)
     lock = without_places(with_first_finished(lock, records))
@@ -70,6 +69,18 @@ def archive(directory: Path, destination: Path) -> Archived:
         kept=tuple(folder for folder, _, there in found if there),
         left=tuple(folder for folder, here, there in found if not here and not there),
     )
+
+
+def check_place(directory: Path, destination: Path) -> None:
+    """ConfigError for a destination in the study `directory`, IntegrityError where files lie that are no study."""
+    study, place = directory.resolve(), destination.resolve()
+    if place.is_relative_to(study):
+        what = "the study itself" if place == study else "within the study itself"
+        raise ConfigError(f"{destination}: {what}; expected another folder, e.g. results/{study.name}")
+    if (destination / "lock.json").exists() or not destination.is_dir():
+        return
+    if any(not path.name.startswith(".") for path in destination.iterdir()):
+        raise IntegrityError(f"{destination}: holds files but no study; expected a new folder, or a copy of this one")
 
 
 def without_places(lock: Lock) -> Lock:
@@ -98,12 +109,8 @@ def relative(text: str) -> str:
 
 
 def _check_same_study(destination: Path, lock: Lock) -> None:
-    """IntegrityError unless `destination` is empty of studies or holds an earlier state of the locked one."""
+    """IntegrityError where `destination` holds a study that is no earlier state of the locked one."""
     if not (destination / "lock.json").exists():
-        if destination.is_dir() and any(not path.name.startswith(".") for path in destination.iterdir()):
-            raise IntegrityError(
-                f"{destination}: holds files but no study; expected a new folder, or a copy of this one"
-            )
         return
     held = read_lock(destination)
     if held.created != lock.created:

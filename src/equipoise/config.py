@@ -209,6 +209,11 @@ def misfit(shape: Any, value: Any) -> str | None:
     return None
 
 
+def prepare(cls: type) -> None:
+    """Have what `load` needs for `cls` made, once for this process and those forked from it."""
+    _adapter(cast(Any, cls))
+
+
 @functools.cache
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     """The validator of a type; building the one of a whole study takes a tenth of a second."""

@@ -17,18 +17,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from equipoise.errors import Interrupted
-from equipoise.forks import Child, Nursery, nursery
+from equipoise.forks import Child, Nursery
 from equipoise.spec.run import RunConfig
 from equipoise.trunk import TrunkConfig
 
 SAVED: Final = (129, 130, 143)
 """Exit codes of a run that was told to stop, and did, after its state was saved."""
+POLL_S: Final = 0.05
+"""Seconds between two looks at what has ended: a place that is free costs a study time."""
+SHOWN_S: Final = 0.25
+"""Seconds between two tellings that a task is at work."""
+UNBOUNDED: Final = 1_000_000
+"""Tasks started at a time where a scheduler decides how many run: more than any study has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +141,7 @@ def run_tasks(
     stop: Stop,
     follow: Callable[[Task], Sequence[Task]] = lambda _: (),
     take: Callable[[Task], bool] = lambda _: True,
-    poll_s: float = 0.25,
+    poll_s: float = POLL_S,
 ) -> dict[Path, int]:
     """Execute `tasks` in order, as many at a time as the engine says; returns the exit code per run directory.
 
@@ -152,6 +158,7 @@ def run_tasks(
     again: Counter[Path] = Counter()
     unfinished = sum(task.num_runs for task in tasks)
     passed_on = False
+    shown = 0.0
     try:
         while running or (waiting and not stop.number):
             starting: list[Task] = []
@@ -167,10 +174,13 @@ def run_tasks(
                     child.send_signal(stop.number)
             if stop.count > 1:
                 break
+            tell = time.monotonic() - shown >= SHOWN_S
+            shown = time.monotonic() if tell else shown
             for task, child in list(running):
                 code = child.poll()
                 if code is None:
-                    on_event(Event(kind="progress", task=task))
+                    if tell:
+                        on_event(Event(kind="progress", task=task))
                     continue
                 running.remove((task, child))
                 on_event(Event(kind="finished", task=task, exit_code=code))
@@ -196,21 +206,18 @@ def run_tasks(
 # ------------------------------------------------------------------------------------------------ this machine
 
 
-@contextmanager
 def local_engine(
-    *, num_jobs: int, arguments: Sequence[str], environment: Mapping[str, str], many: bool = True, why: str = ""
-) -> Iterator[Engine]:
-    """Child processes on this machine, for the time of a `with` block.
+    *, num_jobs: int, arguments: Sequence[str], environment: Mapping[str, str], forker: Nursery | None, why: str = ""
+) -> Engine:
+    """Child processes on this machine, forked by `forker` where there is one.
 
-    `environment` is that of this process; with `many` tasks to come, children are forked where that can be done. `why`
-    says where the number of jobs comes from, for people.
+    `environment` is that of this process and of `forker`; `why` says where the number of jobs comes from, for people.
     """
-    with nursery(environment) if many else nullcontext() as forker:
 
-        def start(tasks: Sequence[Task]) -> list[Child]:
-            return [start_child(command_line(task, arguments), task.log, forker, environment) for task in tasks]
+    def start(tasks: Sequence[Task]) -> list[Child]:
+        return [start_child(command_line(task, arguments), task.log, forker, environment) for task in tasks]
 
-        yield Engine(start=start, num_jobs=num_jobs, how=f"{num_jobs} at a time{why}")
+    return Engine(start=start, num_jobs=num_jobs, how=f"{num_jobs} at a time{why}")
 
 
 def start_child(line: Sequence[str], log: Path, forker: Nursery | None, environment: Mapping[str, str]) -> Child:

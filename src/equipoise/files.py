@@ -21,7 +21,7 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from equipoise.config import MAX_DEPTH, deeper_than, digest, dump
-from equipoise.errors import IntegrityError, LockedError
+from equipoise.errors import ConfigError, IntegrityError, LockedError
 from equipoise.faults import printable, show
 
 
@@ -167,9 +167,12 @@ def file_faults(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
 def take(path: Path) -> FileLock | None:
     """The lock file `path`, taken, with a note beside it that names this process; None when another one holds it.
 
-    It is free again when this process dies, or when it is given to `give_back`.
+    It is free again when this process dies, or when it is given to `give_back`. ConfigError when its folder is a file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{path.parent}: is a file; expected a folder, or a name that is free") from None
     lock = FileLock(path, timeout=0)
     try:
         lock.acquire()

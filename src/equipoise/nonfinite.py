@@ -28,13 +28,13 @@ def first_nonfinite(
     `Transformer.forward` takes them.
     """
     for name, weight in model.state_dict().items():
-        if not _is_finite(weight):
+        if not is_finite(weight):
             return f"weight {name}"
     found: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            if not found and not all(map(_is_finite, _tensors(output))):
+            if not found and not all(map(is_finite, _tensors(output))):
                 found.append(name)
 
         return hook
@@ -57,5 +57,6 @@ def _tensors(output: Any) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is infinite or no number: seen by their sum, unless that overflows."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -66,8 +66,8 @@ def joined(*, rank: int, size: int, local_rank: int, local_size: int, device: st
     """This process's group for a `with` block; where torchrun says the others are, in environment variables.
 
     NCCL between GPUs, of which each process on a machine takes the one of its number there; gloo on CPUs. When the
-    leader leaves the block, however it does, the followers' last order is to end; unless one of them is lost. Raises
-    ConfigError for more processes than GPUs.
+    leader leaves the block, also by an error of ours, the followers' last order is to end; unless one of them is lost.
+    Raises ConfigError for more processes than GPUs.
     """
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda and local_rank == 0:  # said once; the others wait for this one then, and end with it

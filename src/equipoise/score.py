@@ -49,9 +49,11 @@ class Rows:
     """Evaluation windows of one forward pass, cut where the longest of them ends."""
 
     inputs_BS: np.ndarray
+    """Token ids, int64; as the two below cut from the tables of `EvalWindows`."""
     targets_BS: np.ndarray
+    """The ids that follow, int64."""
     units_BS: np.ndarray
-    """As in `EvalWindows`: −1 where padded."""
+    """Unit that each target belongs to, int64; −1 where padded."""
     windows_B: np.ndarray
     """Their numbers."""
 

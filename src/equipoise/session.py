@@ -34,6 +34,7 @@ from equipoise.faults import not_accepted
 from equipoise.files import read_json, write_json
 from equipoise.followers import give_weights, open_followers, score_together
 from equipoise.model.transformer import Transformer, build
+from equipoise.nonfinite import is_finite
 from equipoise.optim import AdamW, make_adamw
 from equipoise.parallel import ALONE, Group
 from equipoise.record import WEIGHTS, cut_rows, mark_rows, read_rows, rows_fault
@@ -246,7 +247,7 @@ def save_session(session: Session) -> Path:
         },
     )
     for name, tensor in (*train_state.model.items(), *train_state.optim.items()):
-        if not tensor.isfinite().all():
+        if not is_finite(tensor):
             raise DivergedError(f"{name} is not finite after the update")
     return save_checkpoint(session.directory / WEIGHTS, train_state, keep={progress.best_step, *_kept(session)})
 

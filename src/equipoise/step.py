@@ -129,9 +129,8 @@ def train_step(
         if not is_out_of_memory(error):
             raise
         out_of_memory = str(error).partition("\n")[0] or "no memory"
-    if any_of(
-        group, bool(out_of_memory)
-    ):  # not where it was caught: an error that is being handled holds on to what the pass had computed
+    # Not where it was caught: an error that is being handled holds on to what the pass had computed.
+    if any_of(group, bool(out_of_memory)):
         optimizer.zero_grad()
         raise ResourceError(f"out of memory ({out_of_memory or 'in another process'})")
     if vector is not None:

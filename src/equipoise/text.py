@@ -111,7 +111,7 @@ def loss(value: float | None) -> str:
     """
     if value is None or not is_number(value):
         return MISSING
-    text = f"{value:.1e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"
+    text = f"{value:.1e}" if 0 < abs(value) < 0.00005 else f"{value + 0.0:.4f}"  # no sign where nothing is: −0 + 0 is 0
     return text.replace("-", MINUS, 1) if value < 0 else text
 
 

@@ -19,7 +19,9 @@ def equipoise(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> Cal
     """Call the command line in a child process, with the shared cache, in `cwd` (default: a folder of its own)."""
     home = tmp_path_factory.mktemp("home")
 
-    def call(*arguments: str, cwd: Path = home, **options: Any) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str, cwd: Path = home, timeout: float = 240, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         environment = {
             "PATH": "/usr/bin:/bin",
             "HOME": str(home),
@@ -34,7 +36,7 @@ def equipoise(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> Cal
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=240,
+            timeout=timeout,
             check=False,
             **options,
         )

@@ -69,10 +69,14 @@ def test_a_copy_is_gone_on_from_without_training_anything_again(place: Path, equ
 def test_what_would_be_written_over_is_refused(place: Path, equipoise: Any) -> None:
     same = equipoise("archive", "runs/tiny", "runs/tiny", cwd=place)
     assert same.returncode == 2 and "the study itself; expected another folder, e.g. results/tiny" in same.stderr
+    for within in ("runs/tiny/copy", "runs/../runs/tiny/moe/5120-s1"):
+        refused = equipoise("archive", "runs/tiny", within, cwd=place)
+        assert refused.returncode == 2 and "within the study itself; expected another folder" in refused.stderr
+    assert not (place / "runs/tiny/copy").exists()
     (place / "text").mkdir()
     (place / "text/notes.md").touch()
     foreign = equipoise("archive", "runs/tiny", "text", cwd=place)
     assert foreign.returncode == 5 and "text: holds files but no study" in foreign.stderr
-    assert [path.name for path in (place / "text").iterdir() if path.suffix != ".lock"] == ["notes.md"]
+    assert [path.name for path in (place / "text").iterdir()] == ["notes.md"]
     none = equipoise("archive", "runs", "results/new", cwd=place)
     assert none.returncode == 5 and "no lock.json" in none.stderr and not (place / "results").exists()

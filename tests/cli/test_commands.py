@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from equipoise.cli.doctor import EXTRAS
 from equipoise.cli.plan import claim_text
 from equipoise.spec.study import preset_names
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_plan_writes_nothing_and_shows_matches(equipoise: Any, tmp_path: Path, tiny_toml: str) -> None:
@@ -171,6 +176,10 @@ def test_doctor_says_what_is_there(equipoise: Any) -> None:
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 0 and all(check["ok"] for check in checks.values())
     assert "float32" in checks["device"]["found"] or "bfloat16" in checks["device"]["found"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = [needed for extra, group in extras.items() if extra != "dev" for needed in group]
+    names = {re.split("[<>=]", needed)[0].replace("-", "_") for needed in wanted}
+    assert names == set(EXTRAS) < set(checks)
 
 
 def test_usage_errors_exit_2_and_help_has_an_example(equipoise: Any) -> None:

@@ -191,6 +191,7 @@ NINES = "9" * 300
         (["bench", "--device", "cud"], "--device cud: expected auto, cpu or cuda; did you mean 'cuda'?"),
         (["presets", "show", "quik"], "did you mean 'quick'?"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?; see equipoise --help"),
+        (["fly"], "No such command 'fly'; see equipoise --help"),
         (["run", "quick", "--job", "3"], "--jobs"),
         (["status", "\x1b[31mred"], "\\x1b[31mred: no such folder"),
         (["plan", "quick", "--set", 'corpus={kind="text", path=""}'], 'corpus.path: "" is not accepted; expected a'),

@@ -11,7 +11,8 @@ import pytest
 
 def run(equipoise: Any, preset: str, folder: Path, cwd: Path, *overrides: str) -> Any:
     sets = [f'corpus.path="{folder}"', "seeds=[0]", *overrides]
-    done = equipoise("run", preset, *(word for item in sets for word in ("--set", item)), "--json", cwd=cwd)
+    words = [word for item in sets for word in ("--set", item)]
+    done = equipoise("run", preset, *words, "--json", cwd=cwd, timeout=600)  # s; a machine may do much else
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

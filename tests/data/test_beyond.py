@@ -1,16 +1,19 @@
-"""Beyond what fits: token files over 4 GiB, and vocabularies over 65,536."""
+"""Beyond what fits: token files over 4 GiB, vocabularies over 65,536, and texts that are not held in memory."""
 
 from __future__ import annotations
 
 import random
 import string
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from equipoise.data import tokenizer as tokenizer_module
 from equipoise.data.dataset import Dataset
 from equipoise.data.packing import batch, epochs, num_windows
 from equipoise.data.prepare import prepare
@@ -22,6 +25,7 @@ from equipoise.data.tokenfile import (
     map_tokens,
     read_header,
 )
+from equipoise.data.tokenizer import train_tokenizer
 from equipoise.errors import DataError
 from equipoise.spec.data import BpeTokenizer, TextCorpus
 from equipoise.spec.model import DenseFFN, ModelConfig
@@ -156,3 +160,55 @@ def test_two_updates_over_such_a_vocabulary(large: Dataset, tmp_path: Path) -> N
     summary = train(run, tmp_path / "run", large)
     assert (summary["status"], summary["tokens"]) == ("complete", 512)
     assert summary["val_loss"] == pytest.approx(np.log(large.vocab_size), rel=0.05)  # as good as uniform after two
+
+
+# ------------------------------------------------------------------------------------------------ the text
+
+
+def test_encoding_reads_no_more_than_its_threads_are_about_to_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 texts of 100 characters, ten a group, for three threads: two groups for each, and two beside."""
+    monkeypatch.setattr(tokenizer_module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(tokenizer_module, "CHARS_AT_ONCE", 1000)
+    tokenizer = train_tokenizer(BpeTokenizer(vocab_size=260), iter(["ab ab"]))
+    read = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for index in range(2000):
+            read += 1
+            yield f"{index:0100d}"
+
+    for num_done, ids in enumerate(tokenizer.encode_stream(texts())):
+        assert len(ids) == 100 and read - num_done <= 10 * (2 * 3 + 2)
+    assert (num_done, read) == (1999, 2000)
+
+
+PREPARING = """
+import resource, sys
+from pathlib import Path
+from equipoise.data.prepare import prepare
+from equipoise.spec.data import ByteTokenizer, TinyStoriesCorpus
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def made(name):
+    return prepare(TinyStoriesCorpus(path=name), ByteTokenizer(), Path("cache")).info["splits"]["train"]["bytes"]
+made("small.txt")
+before = peak()
+print(made("large.txt"), peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of its memory as Linux counts it")
+def test_the_memory_of_preparing_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    """From 4 MB of text to 49: held in memory once, the text alone would be five times what is allowed."""
+    story = "A cat sat on a mat. " * 1600
+    for name, count in (("small.txt", 128), ("large.txt", 1536)):
+        with (tmp_path / name).open("w", encoding="utf-8") as file:
+            for index in range(count):
+                file.write(f"{index} {story}\n<|endoftext|>\n")
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARING], cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    num_bytes, grown = map(int, done.stdout.split())
+    assert num_bytes > 45 * 10**6 and grown < 9 * 2**20

@@ -20,7 +20,7 @@ from equipoise.data.corpora import SPLITS, open_corpus
 from equipoise.data.dataset import Dataset, cached, dataset_key, open_dataset
 from equipoise.data.learning import Learnt
 from equipoise.data.prepare import estimate, prepare
-from equipoise.data.splits import assign
+from equipoise.data.splits import place, read_documents
 from equipoise.data.tokenizer import TextTokenizer
 from equipoise.errors import DataError, Interrupted, ResourceError
 from equipoise.spec.data import (
@@ -70,7 +70,7 @@ def test_the_token_files_hold_exactly_the_corpus(
 ) -> None:
     dataset = prepare(corpus, tokenizer, tmp_path / "cache")
     source = open_corpus(corpus)
-    split_of = assign(source).split_of
+    split_of = place(source, read_documents(source, lambda: None)).split_of
     for index, split in enumerate(SPLITS):
         expected = [document.text for document, code in zip(source.read(), split_of, strict=True) if code == index]
         ids = dataset.tokens(split).tolist()
@@ -143,7 +143,7 @@ def test_the_tokenizer_sees_train_only(corpus: TextCorpus, tmp_path: Path, monke
     monkeypatch.setattr(module, "learn", learn)
     prepare(corpus, BPE, tmp_path / "cache")
     source = open_corpus(corpus)
-    split_of = assign(source).split_of
+    split_of = place(source, read_documents(source, lambda: None)).split_of
     assert seen == [document.text for document, code in zip(source.read(), split_of, strict=True) if code == 0]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.data.corpora import SPLITS, Document, Source, SourceFile, Split, open_corpus
-from equipoise.data.splits import Assignment, assign, normalise
+from equipoise.data.splits import Assignment, normalise, place, read_documents
 from equipoise.errors import DataError
 from equipoise.spec.data import GrammarCorpus, TinyStoriesCorpus
 
@@ -34,6 +34,11 @@ def source(documents: Given, *, keep: bool = False) -> Source:
         read=lambda: (Document(text=text, split=split, where="") for text, split in documents),
         exact_duplicates_kept=keep,
     )
+
+
+def assign(source: Source) -> Assignment:
+    """Read the whole source once and place every document."""
+    return place(source, read_documents(source, lambda: None))
 
 
 def names(assignment: Assignment) -> list[str | None]:
@@ -251,14 +256,14 @@ def test_too_few_documents(documents: Given, message: str | None) -> None:
 
 def test_polls_while_reading() -> None:
     calls: list[int] = []
-    assign(source(numbered(1000)), poll=lambda: calls.append(1))
+    read_documents(source(numbered(1000)), lambda: calls.append(1))
     assert len(calls) == 4
 
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        assign(source(numbered(10)), poll=stop)
+        read_documents(source(numbered(10)), stop)
 
 
 # ------------------------------------------------------------------------------------------------ corpora

@@ -46,12 +46,32 @@ def text_corpus(folder: Path) -> TextCorpus:
     return TextCorpus(path=str(file))
 
 
+def test_what_is_whole_but_for_its_name_is_not_made_again(
+    tmp_path: Path, small_segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process killed while it clears up: some records of what is finished are gone, the data set is whole."""
+    corpus = text_corpus(tmp_path)
+
+    def killed(directory: Path) -> None:
+        next(directory.glob("documents-*.npy")).unlink()
+        raise Interrupted("killed")  # what is there is kept then
+
+    monkeypatch.setattr(module, "clear", killed)
+    with pytest.raises(Interrupted, match="killed"):
+        prepare(corpus, BPE, tmp_path / "cache")
+    monkeypatch.undo()
+    said: list[str] = []
+    found = prepare(corpus, BPE, tmp_path / "cache", progress=said.append)
+    assert said == [] and files(found.directory) == files(prepare(corpus, BPE, tmp_path / "whole").directory)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [found.directory.name]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process to be killed")
 @pytest.mark.parametrize("kind", ["grammar", "text"])
 def test_killed_at_every_point_where_something_reaches_the_disk(
     kind: str, tmp_path: Path, small_segments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL before the n-th fsync, for every n; then again, at the next place; the last process finishes."""
+    """SIGKILL before the n-th fsync, for every eighth n; then twice more, a few on; the last process finishes."""
     corpus: Corpus = GRAMMAR if kind == "grammar" else text_corpus(tmp_path)
     calls: list[int] = []
     monkeypatch.setattr(os, "fsync", calls.append)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from equipoise.engines.on_ray import _check_answers, _check_room
+from equipoise.engine import Task
+from equipoise.engines.on_ray import _check_answers, _check_room, ray_engine
 from equipoise.engines.options import RayOptions
 from equipoise.errors import ConfigError, ResourceError
 
@@ -24,6 +27,41 @@ def test_a_study_by_ray_is_that_of_this_machine_byte_for_byte(check_whole: Any) 
 def test_a_lost_worker_s_run_and_a_stopped_study_go_on_as_if_nothing_had_been(check_stopped: Any) -> None:
     """The worker is killed outright: its child saves itself, and Ray starts the run again, which goes on from there."""
     check_stopped("lost-by-ray", lambda pid: os.kill(pid, signal.SIGKILL), "--engine", "ray")
+
+
+def test_what_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray that only notes what it is asked for: cores, a part of a GPU, memory and retries of every run."""
+    begun: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
+    called: list[tuple[Any, ...]] = []
+
+    def options(**wants: Any) -> Any:
+        asked.append(wants)
+        return SimpleNamespace(remote=lambda *given: called.append(given))
+
+    ray = SimpleNamespace(
+        init=lambda **given: begun.append(given),
+        shutdown=lambda: begun.append({}),
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 16.0, "GPU": 1.0, "memory": 2.0**34}}],
+        remote=lambda function: SimpleNamespace(options=options),
+        get_runtime_context=lambda: SimpleNamespace(gcs_address="head:6379"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    task = Task(run=SimpleNamespace(folder="moe/1-s0"), directory=tmp_path / "run", log=tmp_path / "log")  # type: ignore[arg-type]
+    where = {"num_jobs": 3, "cpus": 4, "arguments": ["--data", "d"], "environment": {"OMP_NUM_THREADS": "1"}}
+    chosen = RayOptions(address="auto", memory_gb=1.5, retries=7)
+    with ray_engine(chosen, gpus=0.25, **where) as engine:  # type: ignore[arg-type]
+        engine.start([task])
+        assert (engine.num_jobs, engine.retries) == (3, 7)
+        assert engine.how == "by Ray at head:6379, 4 core(s) and 0.25 GPU(s) a run, 3 at a time"
+    with ray_engine(RayOptions(cpus=2), gpus=0, **where) as engine:  # type: ignore[arg-type]
+        engine.start([task])
+    assert [given.get("address") for given in begun] == ["auto", None, "local", None]
+    share = {"name": "moe/1-s0", "num_cpus": 4, "num_gpus": 0.25, "memory": 3 * 2**29, "max_retries": 7}
+    assert asked == [share, {**share, "num_cpus": 2, "num_gpus": 0, "memory": None, "max_retries": 3}]
+    line = ["train", str(tmp_path / "run"), "--data", "d"]
+    assert called[0] == (line, str(tmp_path / "log"), {"OMP_NUM_THREADS": "1"})
+    assert called[1] == (line, str(tmp_path / "log"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,13 @@ def whole(handler: Any, content: bytes) -> None:
     handler.wfile.write(content)
 
 
-def pieces(*sizes: int, end: bytes = b"0\r\n\r\n") -> Callable[[Any, bytes], None]:
-    """In chunks of these sizes, without a length; `end` comes after them."""
+def pieces(*sizes: int, end: bytes = b"0\r\n\r\n", stated: str = "") -> Callable[[Any, bytes], None]:
+    """In chunks of these sizes, with a length only if `stated`; `end` comes after them."""
 
     def answer(handler: Any, content: bytes) -> None:
         handler.protocol_version = "HTTP/1.1"
-        handler.begin(200, {"Transfer-Encoding": "chunked", "Connection": "close"})
+        length = {"Content-Length": stated} if stated else {}
+        handler.begin(200, {"Transfer-Encoding": "chunked", "Connection": "close", **length})
         at = 0
         for one in sizes:
             handler.wfile.write(f"{one:x}\r\n".encode() + content[at : at + one] + b"\r\n")
@@ -316,8 +317,10 @@ def test_a_length_that_is_none(site: Any, tmp_path: Path, watched: Watched, stat
     assert fault(Unusable, remote(site), tmp_path, watched) == "URL: the server does not say how long the file is"
 
 
-def test_pieces_without_a_length(site: Any, tmp_path: Path, watched: Watched) -> None:
-    put(site, CONTENT, pieces(1, 65_537, 100_003, 134_466))
+@pytest.mark.parametrize("stated", ["", "1000", "999999"])
+def test_pieces_are_as_long_as_they_are(site: Any, tmp_path: Path, watched: Watched, stated: str) -> None:
+    """A length beside them does not count: where they end is known without."""
+    put(site, CONTENT, pieces(1, 65_537, 100_003, 134_466, stated=stated))
     assert download(remote(site), tmp_path, watched.progress) == SHA
     assert not watched.said
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch
 
 from equipoise.figures import coactivation, has_saturation, settling, style
 from equipoise.figures.experts import DEEPEST
@@ -49,11 +49,15 @@ def test_a_run_that_kept_no_choices_has_nothing_to_show() -> None:
 
 def cells(figure: Figure, ax: int) -> dict[tuple[int, int], float]:
     """(row, column) → share, read back from the depth of tone."""
-    found = {}
+    found: dict[tuple[int, int], float] = {}
     for patch in figure.axes[ax].patches:
-        assert isinstance(patch, Rectangle)
-        x, y = patch.get_xy()
-        found[int(y + 0.5), int(x + 0.5)] = float(patch.get_alpha() or 0) / DEEPEST
+        assert isinstance(patch, PathPatch)
+        for corners in patch.get_path().to_polygons(closed_only=True):
+            (left, top), (right, bottom) = corners.min(axis=0), corners.max(axis=0)
+            assert (right - left, bottom - top) == (1, 1)
+            place = (int(top + 0.5), int(left + 0.5))
+            assert place not in found
+            found[place] = float(patch.get_alpha() or 0) / DEEPEST
     return found
 
 
@@ -73,5 +77,13 @@ def test_of_many_experts_no_number_is_written() -> None:
     num = 32
     figure = coactivation([{"coactivation": [[0.1] * num for _ in range(num)]}])
     assert len(figure.axes[0].texts) == 0
-    assert len(cells(figure, 0)) == num * (num - 1)
+    assert cells(figure, 0) == pytest.approx({(y, x): 0.1 for y in range(num) for x in range(num) if x != y})
+    assert len(figure.axes[0].patches) == 1  # of one tone, one path
     assert [int(tick) for tick in figure.axes[0].get_xticks()] == list(range(0, num, 4))
+
+
+def test_tones_are_told_apart_by_hundredths() -> None:
+    shares = [[1.0, 0.254, 0.246], [0.3349, 1.0, 0.3351], [0.1, 0.2, 1.0]]
+    found = cells(coactivation([{"coactivation": shares}]), 0)
+    expected = {(0, 1): 0.25, (0, 2): 0.25, (1, 0): 0.33, (1, 2): 0.34, (2, 0): 0.1, (2, 1): 0.2}
+    assert found == pytest.approx(expected)

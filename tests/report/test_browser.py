@@ -555,3 +555,38 @@ def test_at_full_width_nothing_is_cut(browser: Browser, pages: dict[str, Path], 
         ".map(e => e.getAttribute('aria-label'))"
     )
     assert cut == []
+
+
+RULE = "document.styleSheets[0].insertRule({!r}, document.styleSheets[0].cssRules.length)"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_narrow_page_fits_in_wide_letters_as_well(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    """How wide a letter is depends on the fonts a reader has: those of the page are a wish."""
+    browser.open(pages[name], width=400)
+    browser.value(RULE.format("body { letter-spacing: 0.12em }"))
+    browser.value("document.querySelectorAll('details').forEach(item => { item.open = true })")
+    assert browser.value("document.documentElement.scrollWidth") == 400
+
+
+def test_a_wide_table_takes_the_free_margin_before_it_is_moved_sideways(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    """Wide by what fonts a reader has, for instance."""
+    inside = (
+        "(e => [e.clientWidth, e.scrollWidth, e.getBoundingClientRect().right])"
+        "(document.querySelector('#results .table .scroll'))"
+    )
+    ends = []
+    for width in (900, 1150, 1500):
+        for needed in (1010, 1150, 1300):
+            browser.open(pages["ordinary"], width=width)
+            browser.value(RULE.format(f".table table {{ min-width: {needed}px }}"))
+            room, content, right = browser.value(inside)
+            assert browser.value("document.documentElement.scrollWidth") == width
+            text = min(width, 1060) - 2 * 28
+            most = text + max(0, (width - 1060) / 2)
+            assert room == pytest.approx(min(max(text, needed), most), abs=1)
+            assert content == pytest.approx(max(room, needed), abs=1) and right <= width - 28 + 1
+            ends.append(content > room + 1)
+    assert ends == [True, True, True, False, True, True, False, False, True]

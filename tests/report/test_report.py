@@ -13,6 +13,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -470,6 +471,48 @@ def test_a_long_study_stays_small(results: dict[str, Any]) -> None:
         first, last = entry["points"][0], entry["points"][-1]
         entry["points"] = [first, *(dict(last) for _ in range(3000))]
     assert len(render_html(smaller(results))) < 1_000_000
+
+
+LEFT_OUT = "The figures of this run over its training are left out, to keep the page small."
+
+
+def drawn(source: str) -> list[tuple[str, int]]:
+    """(run, figures of its routing) of every pane of the first routed arm; either figures or a word stand there."""
+    section = source[source.index('<section id="routing"') : source.index('<section id="explorer"')]
+    panes = re.findall(r'<p class="pane-title">(.*?)</p>(.*?)(?=<p class="pane-title">|</section>)', section, re.DOTALL)
+    assert all(("<svg" in inside) != (LEFT_OUT in inside) and "<table" in inside for _, inside in panes)
+    return [(title, inside.count("<svg")) for title, inside in panes]
+
+
+def test_a_page_without_room_leaves_out_figures_of_later_seeds_and_says_so(
+    results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results["curves"] = results["curves"][:1]
+    whole = render_html(results)
+    assert [count for _, count in drawn(whole)] == [2] * 6 and LEFT_OUT not in whole
+    sizes = [len(svg) for svg in re.findall(r'<svg [^>]*aria-label="Share of each .*?</svg>', whole, re.DOTALL)]
+    limit = len(whole.encode()) - sum(sizes[1:3])
+    monkeypatch.setattr("equipoise.report.page.LIMIT", limit)
+    shorter = render_html(results)
+    assert limit - max(sizes) * 3 < len(shorter.encode()) <= limit
+    found = [(title.split(" · ")[1], count) for title, count in drawn(shorter)]
+    assert found.count(("seed 0", 2)) == 2 and 0 < [count for _, count in found].count(0) <= 2
+    assert [who for who, count in found if not count] in (["seed 2"], ["seed 2", "seed 2"])  # the last of each budget
+    monkeypatch.setattr("equipoise.report.page.LIMIT", 1000)
+    least = render_html(results)
+    assert [count for _, count in drawn(least)] == [0] * 6
+    assert least.count("<table") == whole.count("<table")  # no number of a table is ever left out
+
+
+def test_a_page_without_any_room_shows_one_text_of_the_explorer_and_says_so(
+    results: dict[str, Any], explorer: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = {**smaller(results), "explorer": explorer(results, list("abcdef"))}
+    assert "only the first is shown" not in render_html(results)
+    monkeypatch.setattr("equipoise.report.page.LIMIT", 1000)
+    source = render_html(results)
+    assert "Of 2 texts only the first is shown, to keep the page small." in source
+    assert source.count('<div class="story">') == 1
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -42,11 +42,11 @@ def test_the_pages_are_what_the_results_say(script: ModuleType) -> None:
 
 def test_every_published_claim_is_there_before_anything_was_run(script: ModuleType) -> None:
     page = script.page({})
-    rows = [line for line in page.splitlines() if line.endswith(" | not run yet | – |")]
+    rows = [line for line in page.splitlines() if line.endswith(" | no records yet | – |")]
     assert len(rows) == 18
     for number in ("0.0758 ± 0.0021", "0.0180 ± 0.0020", "1.5788 ± 0.0020", "1.6545 ± 0.0012", "1.5608 ± 0.0025"):
         assert number in page
-    assert page.count("Not run yet: ") == 7 and "What neither paper asks" not in page
+    assert page.count("No records in `results/` yet: ") == 7 and "What neither paper asks" not in page
     assert script.front({}) == ""
 
 
@@ -69,8 +69,9 @@ def test_a_study_fills_its_rows(script: ModuleType, found: dict[str, Any]) -> No
     assert "(../results/tinystories-cpu/figures/gaps-best-val-loss.svg)" in page
     front = script.front(found)
     assert "(results/tinystories-cpu/figures/gaps-best-val-loss.svg)" in front
-    assert "| **supported** | yes |" in front and "| **refuted** (post hoc) | no |" in front
-    assert "not run" not in front and front.count("\n| P | ") == 2 and "| G | " not in front
+    assert "| **supported** ([but: note](docs/results.md#tinystories-cpu)) | yes |" in front
+    assert "| **refuted** (post hoc) ([but: note](docs/results.md#tinystories-cpu)) | no |" in front
+    assert "no records" not in front and front.count("\n| P | ") == 2 and "| G | " not in front
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,49 @@ def test_why_is_told_only_while_something_differs(script: ModuleType, found: dic
     found["tinystories-cpu"]["claims"][0]["verdict"] = "inconclusive"
     (_, lines) = script._reasons([claim], found)
     assert lines.endswith("\n  - Because.\n")
+
+
+def test_the_front_hides_no_answer_of_the_study_it_shows(
+    script: ModuleType, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two locked claims of one study answer one published claim, a second study answers it too: both of the first."""
+    found["lr-fairness-cpu"] = found["tinystories-cpu"]
+    both = [f"tinystories-cpu/{name}" for name in ("moe-beats-dense-at-equal-active", "dense-beats-moe-at-equal-total")]
+    answers = [*both, "lr-fairness-cpu/moe-beats-dense-at-equal-active"]
+    assert [(name, card.verdict) for name, card in script._first(found, answers)] == [
+        ("tinystories-cpu", "supported"),
+        ("tinystories-cpu", "refuted"),
+    ]
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "claims.toml").write_text(
+        f"""[[claims]]
+paper = "P"
+published = "It is so: 1.5"
+agrees = ["supported"]
+answers = {answers}
+[[studies]]
+name = "tinystories-cpu"
+figures = ["a-figure"]
+note = "once otherwise"
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    first, second = (line for line in script.front(found).splitlines() if line.startswith("| P | "))
+    assert first.startswith("| P | It is so | *moe reaches a lower ") and second.startswith("| P | ″ | ")
+    assert first.endswith(" | **supported** ([but: note](docs/results.md#tinystories-cpu)) | yes |")
+    assert second.endswith(" | **refuted** (post hoc) ([but: note](docs/results.md#tinystories-cpu)) | no |")
+
+
+def test_the_answer_is_there_while_its_verdicts_hold(script: ModuleType) -> None:
+    """Where a verdict has changed, docs/claims.toml has to be written anew: until then neither page says anything."""
+    found = script.studies()
+    question = "**Does MoE beat dense?**"
+    pages = script.page(found), script.front(found)
+    assert all(question in page for page in pages), "a verdict changed: write [answer] in docs/claims.toml anew"
+    (effect,) = found["tinystories-cpu"]["claims"][0]["contrasts"]
+    assert f"moe − dense-active = −{-effect['mean']:.4f} (" in " ".join(pages[1].partition("| | published")[0].split())
+    without = {name: results for name, results in found.items() if name != "gutenberg-cpu"}
+    assert question not in script.page(without) + script.front(without)
+    found["tinystories-cpu"]["claims"][0]["verdict"] = "inconclusive"
+    assert question not in script.page(found) + script.front(found)

@@ -25,15 +25,17 @@ def archive(
 
     Finished runs only, of each everything but checkpoints; absolute paths are cut to their last part. Call it again
     after more runs: what is there stays as it is. `equipoise run STUDY --out DEST` goes on from it, and trains no run
-    again that is there.
+    again that is there, unless it branches off a trunk that comes out otherwise (docs/analysis.md).
 
     Example: equipoise archive runs/quick results/quick
     """
     from equipoise.archive import archive as copy
+    from equipoise.archive import check_place
     from equipoise.files import held
     from equipoise.lock import read_lock
 
-    read_lock(directory)  # no folder is made for what is no study
+    read_lock(directory)  # no folder is made for what is no study, and no lock where no copy will be
+    check_place(directory, destination)
     with held(destination / ".study.lock", f"study {destination}"):
         done = copy(directory, destination)
         results, report = write_outputs(destination)

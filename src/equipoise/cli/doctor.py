@@ -26,7 +26,7 @@ CORE = (
     "scipy",
     "filelock",
 )
-EXTRAS = ("transformers", "huggingface_hub")
+EXTRAS = ("transformers", "huggingface_hub", "pyarrow", "ray", "submitit", "tensorboard", "wandb")
 
 
 def doctor(as_json: JsonOption = False) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from equipoise.cli.console import one_of
+from equipoise.engines.options import ENGINES, PACKAGES, RayOptions, choose_device, read_options
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
     from equipoise.engines.options import Options
     from equipoise.spec.run import RunConfig
 
-NAMES: Final = ("local", "ray", "slurm", "commands")
 EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        metavar="|".join(NAMES),
+        metavar="|".join(ENGINES),
         help="Who executes the runs; commands = print a line for each instead, for any other scheduler.",
-        autocompletion=one_of(*NAMES),
+        autocompletion=one_of(*ENGINES),
     ),
 ]
 EngineSettings = Annotated[
@@ -40,11 +40,11 @@ EngineSettings = Annotated[
 ]
 
 
-def check_engine(name: str, settings: list[str] | None) -> Options:
+def check_engine(name: str, settings: list[str] | None, device: str, processes: int) -> Options:
     """What is said to an engine; ConfigError for what cannot be meant, or a package that is not installed."""
-    from equipoise.engines.options import PACKAGES, read_options
-
     options = read_options(name, settings or ())
+    if options is not None:
+        choose_device(options, device, processes)
     package = PACKAGES.get(name)
     spec = importlib.util.find_spec(package) if package else None
     if package and (spec is None or spec.origin is None):  # a mere folder of that name has no origin
@@ -71,7 +71,7 @@ def engine_opener(
     from equipoise.engine import local_engine
     from equipoise.engines.on_ray import ray_engine
     from equipoise.engines.on_slurm import slurm_engine
-    from equipoise.engines.options import RayOptions, choose_device
+    from equipoise.forks import nursery
     from equipoise.probe import choose_jobs, default_jobs
 
     threads, processes = threads_processes
@@ -80,19 +80,19 @@ def engine_opener(
 
         @contextmanager
         def here(runs: Sequence[RunConfig]) -> Iterator[Engine]:
-            number, why = wanted, ""
-            if number is None:
-                # what is tried side by side are runs of one process
-                chosen = choose_jobs(runs, device, should_stop) if processes == 1 else default_jobs(cpus, device)
-                number, why = chosen.number, f" ({chosen.reason})"
-            line = [*arguments, "--device", device]
-            number, many = min(number, len(runs)), len(runs) > 1
-            with local_engine(num_jobs=number, arguments=line, environment=os.environ, many=many, why=why) as engine:
-                yield engine
+            many = len(runs) > 1
+            with nursery(os.environ) if many else nullcontext() as forker:  # it loads while numbers are tried
+                number, why = wanted, ""
+                if number is None:
+                    # what is tried side by side are runs of one process
+                    chosen = choose_jobs(runs, device, should_stop) if processes == 1 else default_jobs(cpus, device)
+                    number, why = chosen.number, f" ({chosen.reason})"
+                line, number = [*arguments, "--device", device], min(number, len(runs))
+                yield local_engine(num_jobs=number, arguments=line, environment=os.environ, forker=forker, why=why)
 
         return here
 
-    device, gpus = choose_device(options, device)
+    device, gpus = choose_device(options, device, processes)
     line = [*arguments, "--device", device]
 
     @contextmanager

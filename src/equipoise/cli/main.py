@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import inspect
 import os
 import sys
@@ -104,17 +105,27 @@ def _fail(message: str, exit_code: int, as_json: bool, kind: str = "EquipoiseErr
 def nursery() -> None:
     """Fork a child for every request on stdin (used by `run`)."""
     from equipoise import train  # noqa: F401  (what every child needs, loaded once)
+    from equipoise.config import prepare
     from equipoise.forks import ONE_THREAD, serve
+    from equipoise.spec.run import RunConfig
 
+    prepare(RunConfig)
+    _whole()
     os.environ.pop(ONE_THREAD, None)  # everything is loaded; what a run does with threads is for its recipe to say
     serve(call)
+
+
+@functools.cache
+def _whole() -> Any:
+    """The command with all its options, made once."""
+    return typer.main.get_command(app)
 
 
 def call(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; returns the exit code. An error a user can cause is said, never raised."""
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        return app(list(arguments), standalone_mode=False, prog_name="equipoise") or 0
+        return _whole().main(list(arguments), standalone_mode=False, prog_name="equipoise") or 0
     except EquipoiseError as error:
         return _fail(str(error), error.exit_code, as_json, type(error).__name__)
     except KeyboardInterrupt:
@@ -133,7 +144,7 @@ def call(arguments: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # a usage error of the command-line library, whose classes are private
             context = getattr(error, "ctx", None)
             hint = f"; see {context.command_path} --help" if context else ""
-            return _fail(error.format_message() + hint, 2, as_json, "UsageError")
+            return _fail(error.format_message().removesuffix(".") + hint, 2, as_json, "UsageError")
         if is_out_of_memory(error):
             text = f"out of memory ({str(error).splitlines()[0]}); try fewer --jobs or a smaller recipe.micro_sequences"
             return _fail(text, ResourceError.exit_code, as_json, "ResourceError")

@@ -41,7 +41,10 @@ def plan(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="NAME", help="Predict cost on another machine.", autocompletion=one_of(*HARDWARE)
+            "--device",
+            metavar="NAME",
+            help=f"Predict cost on another machine: {', '.join(HARDWARE)}.",
+            autocompletion=one_of(*HARDWARE),
         ),
     ] = None,
     utilisation: Annotated[

@@ -90,7 +90,7 @@ def run(
     from equipoise.study import prepare_study
 
     check_device(device)
-    options = check_engine(engine, engine_options)
+    options = check_engine(engine, engine_options, device, processes)
     trackers = check_trackers(track)
     wanted = read_jobs(jobs) or (1 if share else None)  # of a shared machine nobody has all the cores
     spec = read_study(study, overrides)

@@ -120,7 +120,8 @@ def prepare(
                     shutil.rmtree(left, ignore_errors=True)
             built.mkdir(exist_ok=True)
             try:
-                _build(source, tokenizer, built, caller)
+                if not usable(built):  # it is whole where a process was killed that was clearing it up
+                    _build(source, tokenizer, built, caller)
                 if open_corpus(corpus).fingerprint != source.fingerprint:
                     raise DataError(CHANGED.format(source.title))
                 if directory.exists():  # one that does not open

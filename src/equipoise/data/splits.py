@@ -114,11 +114,6 @@ def read_documents(
     return np.concatenate(segments)
 
 
-def assign(source: Source, poll: Callable[[], None] = lambda: None) -> Assignment:
-    """Read the whole source once and place every document, as `place` says."""
-    return place(source, read_documents(source, poll))
-
-
 def place(source: Source, rows_N: NDArray[Any]) -> Assignment:
     """Place every document, of which `read_documents` gave the rows.
 

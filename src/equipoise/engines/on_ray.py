@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from equipoise.engine import Engine, Task, command_line
+from equipoise.engine import UNBOUNDED, Engine, Task, command_line
 from equipoise.engines.options import RayOptions
-from equipoise.engines.worker import NO_GPU, carried, note_failure
+from equipoise.engines.worker import NO_GPU, STOPPED, carried, note_failure
 from equipoise.errors import ConfigError, ResourceError
 from equipoise.forks import Child
 from equipoise.text import one_line
@@ -28,8 +28,6 @@ STORE_BYTES: Final = 100_000_000
 """Object store of a Ray of this machine; only exit codes pass through it, and Ray wants at least 75 MB."""
 ANSWER_S: Final = 10.0
 """Seconds in which somebody has to answer at the address of a cluster."""
-STOPPED: Final = 128 + signal.SIGTERM
-"""Exit code of a run that was told to stop before it had begun."""
 
 
 @contextmanager
@@ -70,7 +68,7 @@ def ray_engine(
 
         yield Engine(
             start=start,
-            num_jobs=num_jobs or 1_000_000,
+            num_jobs=num_jobs or UNBOUNDED,
             how=f"by Ray at {ray.get_runtime_context().gcs_address}, {cpus} core(s)"
             + (f" and {gpus:g} GPU(s)" if gpus else "")
             + " a run"

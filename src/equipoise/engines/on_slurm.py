@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from equipoise.engine import Engine, Task, command_line
+from equipoise.engine import UNBOUNDED, Engine, Task, command_line
 from equipoise.engines.options import SlurmOptions
-from equipoise.engines.worker import NO_GPU, Attempt, attempt, carried, note_failure
+from equipoise.engines.worker import NO_GPU, STOPPED, Attempt, attempt, carried, note_failure
 from equipoise.errors import ConfigError
 from equipoise.forks import Child
 from equipoise.machine import usable_cores
@@ -43,7 +43,6 @@ ASK_S: Final = 60.0
 """Seconds between two questions to Slurm about its queue; `LOOK_S` once jobs were told to end."""
 END_S: Final = 90.0
 """Seconds after which a job that was told to end has ended, whatever is known of it: Slurm kills it after 30."""
-STOPPED: Final = 128 + signal.SIGTERM
 
 
 @dataclass(kw_only=True)
@@ -127,7 +126,7 @@ def slurm_engine(
         return [_SlurmChild(job=job, log=task.log, queue=queue) for job, task in zip(jobs, tasks, strict=True)]
 
     here = options.cluster == "local"  # no scheduler, so nothing else that keeps to the cores there are
-    at_a_time = (num_jobs or max(1, usable_cores() // cpus)) if here else 1_000_000
+    at_a_time = (num_jobs or max(1, usable_cores() // cpus)) if here else UNBOUNDED
     where = "by submitit on this machine" if here else "as Slurm jobs"
     where += f" in partition {options.partition}" if options.partition else ""
     yield Engine(

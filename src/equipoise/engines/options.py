@@ -28,9 +28,9 @@ class RayOptions:
     """`local`: a Ray of this machine, for the time of the study; `auto`: the cluster this machine belongs to, or
     RAY_ADDRESS; else where a cluster's head is, HOST:PORT or ray://HOST:PORT."""
     cpus: int | None = None
-    """Cores of a run; default the threads of the recipe."""
+    """Cores of a run; default the threads of the recipe for each of its processes."""
     gpus: float | None = None
-    """GPUs of a run, a fraction where several share a card; default 1 with --device cuda, else 0."""
+    """GPUs of a run, a fraction where several share a card; default one a process with --device cuda, else 0."""
     memory_gb: float | None = None
     """Memory that a run is booked for; default none."""
     retries: int = 3
@@ -46,9 +46,9 @@ class SlurmOptions:
     minutes: int = 240
     """Time limit of a job. A run that needs longer is saved before and goes on in another job, `retries` times."""
     cpus: int | None = None
-    """Cores of a run; default the threads of the recipe."""
+    """Cores of a run; default the threads of the recipe for each of its processes."""
     gpus: int | None = None
-    """GPUs of a run; default 1 with --device cuda, else 0."""
+    """GPUs of a run; default one a process with --device cuda, else 0."""
     memory_gb: float | None = None
     """Memory of a run; default the cluster's."""
     retries: int = 3
@@ -66,7 +66,7 @@ Options = RayOptions | SlurmOptions | None
 def _whole(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise ValueError(f"a whole number of at least {least}")
+            raise ValueError(f"a whole number of at least {least}, below a billion")
         return int(text)
 
     return read
@@ -83,6 +83,13 @@ def _number(zero: bool) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def _share_of_gpus(text: str) -> float:
+    value = _number(zero=True)(text)
+    if value != round(value, 4) or (value > 1 and not value.is_integer()):
+        raise ValueError("a whole number, or a fraction of one GPU in steps of 0.0001")
+    return value
 
 
 def _text(text: str) -> str:
@@ -104,7 +111,7 @@ _SHARED: Final[dict[str, Callable[[str], Any]]] = {
 }
 _READERS: Final[dict[str, dict[str, Callable[[str], Any]]]] = {
     "local": {},
-    "ray": {**_SHARED, "address": _text, "gpus": _number(zero=True)},
+    "ray": {**_SHARED, "address": _text, "gpus": _share_of_gpus},
     "slurm": {**_SHARED, "partition": _text, "minutes": _whole(1), "gpus": _whole(0), "cluster": _cluster},
     "commands": {},
 }
@@ -144,17 +151,21 @@ def read_options(engine: str, assignments: Sequence[str]) -> Options:
     return RayOptions(**found) if engine == "ray" else None
 
 
-def choose_device(options: RayOptions | SlurmOptions, device: str) -> tuple[str, float]:
+def choose_device(options: RayOptions | SlurmOptions, device: str, processes: int = 1) -> tuple[str, float]:
     """The `--device` of runs (`auto` stays `auto` only where they have no GPU), and how many GPUs each is given.
 
-    A run that was given a GPU must not fall back to a CPU. ConfigError for GPUs that nothing would use, or a GPU device
-    without one.
+    A run that was given a GPU must not fall back to a CPU, and each of its processes takes one. ConfigError for GPUs
+    that nothing would use, fewer than the processes of a run, or a GPU device without one.
     """
-    gpus = options.gpus if options.gpus is not None else float(device == "cuda")
+    gpus = options.gpus if options.gpus is not None else float(processes * (device == "cuda"))
     if gpus and device == "cpu":
         raise ConfigError(f"--engine-option gpus={gpus:g}: nothing uses them with --device cpu; expected 0")
     if not gpus and device == "cuda":
         raise ConfigError("--engine-option gpus=0: --device cuda needs one; expected more than 0, or --device cpu")
+    if gpus and 1 < processes != gpus:
+        raise ConfigError(
+            f"--engine-option gpus={gpus:g}: each of the {processes} processes of a run takes one; expected {processes}"
+        )
     return ("cuda" if gpus else device), gpus
 
 

@@ -11,6 +11,7 @@ command line above it.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,10 @@ NUMERIC: Final = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN
 """How names begin of environment variables that numeric libraries read."""
 CARRIED: Final = ("PYTHONPATH",)
 """What a child needs besides to be the same program."""
-
-
 NO_GPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
 """What a run that was given no GPU has to have too: a scheduler may let it see those of its machine."""
+STOPPED: Final = 128 + signal.SIGTERM
+"""Exit code of a run that was told to stop and left none of its own."""
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
@@ -63,7 +64,7 @@ class Attempt:
         if self.forker:
             self.forker.close()  # so that it is told once, also when this process is killed while it saves
         else:
-            self.child.send_signal(15)
+            self.child.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
         """Its exit code, once it has one."""

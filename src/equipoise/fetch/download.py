@@ -227,7 +227,7 @@ def _total(remote: Remote, response: HTTPResponse, have: int, known: _Known, par
             discard(part)
             raise Passing("the server went on with another file than was begun; beginning again")
         return total
-    stated = response.headers.get("Content-Length", "").strip()
+    stated = "" if response.chunked else response.headers.get("Content-Length", "").strip()  # RFC 9112, 6.3
     total = int(stated) if re.fullmatch(r"\d{1,18}", stated, re.ASCII) else None
     if total is None and not response.chunked and remote.num_bytes is None:
         raise Unusable(f"{shown(remote.url)}: the server does not say how long the file is")

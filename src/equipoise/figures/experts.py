@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from equipoise.figures import style
 from equipoise.text import is_number
@@ -69,6 +70,7 @@ def coactivation(layers: Sequence[Mapping[str, Any]], *, width: float = 840) -> 
     """Of the tokens that chose the expert of a row, the share that also chose that of the column, layer by layer.
 
     `layers` are those of an arm of `results["explorer"]`. The darker, the larger; the diagonal, always 1, stays empty.
+    Tones are told apart by hundredths, and all cells of a tone are one path: a cell each would fill megabytes.
     """
     num_experts = max((len(layer["coactivation"]) for layer in layers), default=1)
     columns = min(COLUMNS, max(1, len(layers)))
@@ -80,14 +82,17 @@ def coactivation(layers: Sequence[Mapping[str, Any]], *, width: float = 840) -> 
         if place >= len(layers):
             ax.set_visible(False)
             continue
+        tones: dict[int, list[Path]] = {}
         for row, shares in enumerate(layers[place]["coactivation"]):
             for column, share in enumerate(shares):
                 if row == column or not is_number(share):
                     continue
-                corner = (column - 0.5, row - 0.5)
-                ax.add_patch(Rectangle(corner, 1, 1, facecolor=style.INK, alpha=DEEPEST * share, linewidth=0))
+                tones.setdefault(round(100 * share), []).append(_cell(row, column))
                 if num_experts <= WRITTEN:
                     style.write(ax, column, row, f"{share:.2f}", ha="center", va="center", fontsize=9)
+        for hundredths, cells in sorted(tones.items()):
+            tone = {"facecolor": style.INK, "alpha": DEEPEST * hundredths / 100, "linewidth": 0}
+            ax.add_patch(PathPatch(Path.make_compound_path(*cells), **tone))
         ax.set_xlim(-0.5, num_experts - 0.5)
         ax.set_ylim(num_experts - 0.5, -0.5)
         step = max(1, math.ceil(num_experts / 8))
@@ -100,3 +105,8 @@ def coactivation(layers: Sequence[Mapping[str, Any]], *, width: float = 840) -> 
         )
     style.place(figure, left=46, right=10, top=24, bottom=44, wspace=36, hspace=56)
     return figure
+
+
+def _cell(row: int, column: int) -> Path:
+    left, right, top, bottom = column - 0.5, column + 0.5, row - 0.5, row + 0.5
+    return Path([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], closed=True)

@@ -7,7 +7,7 @@ other layers, the losses, and every number of the token under the pointer. Not f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -79,6 +79,12 @@ class View:
     """What each shade of a loss means."""
     stories: tuple[tuple[Column, ...], ...]
     uses: tuple[ArmUse, ...]
+    left_out: int = 0
+    """Texts that are not shown, for want of room."""
+
+    def first(self) -> View:
+        """The same with the first text alone."""
+        return replace(self, stories=self.stories[:1], left_out=len(self.stories) - 1)
 
 
 def view(results: Mapping[str, Any], marks: Callable[[str, int, int], tuple[str, ...]]) -> View | None:

@@ -8,6 +8,7 @@ fault could not run or load anything. Not for: the content of tables and sentenc
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +35,12 @@ from equipoise.report.svg import inline
 SCRIPTS: Final = ("curves.js", "explorer.js")
 """The page's own scripts, in `templates/`: each has its hash in the policy, and writes text, never markup."""
 
+LIMIT: Final = 1_950_000
+"""Bytes that the page keeps to where it can: 2 MB, less what the estimate of a figure's length may be wrong by."""
+
+_AROUND: Final = 400
+"""Bytes of the page around a figure and its caption."""
+
 _USAGE: Final = "Share of the assignments each expert gets. The frame ends at the ceiling, 1/K."
 _HEALTH: Final = (
     "State of the router. Entropy is divided by ln E; log Z is the mean logsumexp of the router's outputs. Later "
@@ -55,14 +62,33 @@ class Pane:
     captions: tuple[str, ...] = ()
     """One a figure, where these differ."""
     table: values.Table | None = None
+    left_out: bool = False
+    """There would be figures, but no room."""
     prompts: tuple[tuple[str, tuple[tuple[str, int, tuple[str, ...], str | None], ...]], ...] = ()
     """Per prompt: arm, its place, the marks of this run, and its text (None: this run has none)."""
 
 
 def render_html(results: Mapping[str, Any]) -> str:
-    """The report of a study as one HTML page (text, to be stored as UTF-8)."""
+    """The report of a study as one HTML page (text, to be stored as UTF-8).
+
+    It keeps to `LIMIT` bytes by leaving out, and saying so, what is longest and least: texts of the explorer after the
+    first, where the rest alone is too long, and the routing figures there is no room for. Tables are never cut.
+    """
     results = values.normalised(results)
-    sheet, scripts = stylesheet(), [embed.template(name) for name in SCRIPTS]
+    shown = _shown(results)
+    whole = explorer.view(results, lambda *run: _run_marks(results, *run))
+    bare = _rendered({**shown, "explorer": whole, "routing": _routing_panes(results, {})})
+    room = LIMIT - len(bare.encode())
+    if room < 0 and whole is not None and len(whole.stories) > 1:
+        whole = whole.first()
+        bare = _rendered({**shown, "explorer": whole, "routing": _routing_panes(results, {})})
+        room = LIMIT - len(bare.encode())
+    drawn = _routing_figures(results, room)
+    return _rendered({**shown, "explorer": whole, "routing": _routing_panes(results, drawn)}) if drawn else bare
+
+
+def _rendered(shown: Mapping[str, Any]) -> str:
+    """The page with these values."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("equipoise.report", "templates"),
         autoescape=True,
@@ -76,35 +102,39 @@ def render_html(results: Mapping[str, Any]) -> str:
     environment.globals["num_expert_colours"] = len(style.EXPERTS)
     environment.globals["table_number"] = _numbered("Table")
     environment.globals["figure_number"] = _numbered("Figure")
+    return environment.get_template("report.html").render(shown)
+
+
+def _shown(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows, but for the sections whose length depends on the room there is."""
     metric = values.main_metric(results)
-    return environment.get_template("report.html").render(
-        results=results,
-        sheet=Markup(sheet),
-        sheet_digest=Markup(embed.digest(sheet)),
-        scripts=[(Markup(script), Markup(embed.digest(script))) for script in scripts],
-        signs=verdicts.SIGNS,
-        cards=[(card, _effect_figure(results, card, index)) for index, card in enumerate(verdicts.cards(results))],
-        arms=tables.arms_table(results),
-        components=details.components_table(results),
-        outcome=tables.results_table(results),
-        gaps=tables.gaps_table(results, metric) if results["gaps"] else None,
-        all_gaps=tables.gaps_table(results) if results["gaps"] else None,
-        gaps_figures=_gaps_figures(results, metric),
-        crossovers=crossings.crossovers_table(results, metric) if results["crossovers"] else None,
-        contracts=fairness.tables(results, metric),
-        runs=details.runs_table(results),
-        plots=_plots(results),
-        curve_data=_curve_data(results),
-        routing=_routing_panes(results),
-        explorer=explorer.view(results, lambda *run: _run_marks(results, *run)),
-        samples=_sample_panes(results),
-        scope=statements.scope(results),
-        provenance=statements.provenance(results),
-        commands=statements.commands(results),
-        splits=statements.splits_table(results),
-        environments=statements.environments_table(results),
-        study=statements.study_text(results),
-    )
+    sheet, scripts = stylesheet(), [embed.template(name) for name in SCRIPTS]
+    return {
+        "results": results,
+        "sheet": Markup(sheet),
+        "sheet_digest": Markup(embed.digest(sheet)),
+        "scripts": [(Markup(script), Markup(embed.digest(script))) for script in scripts],
+        "signs": verdicts.SIGNS,
+        "cards": [(card, _effect_figure(results, card, index)) for index, card in enumerate(verdicts.cards(results))],
+        "arms": tables.arms_table(results),
+        "components": details.components_table(results),
+        "outcome": tables.results_table(results),
+        "gaps": tables.gaps_table(results, metric) if results["gaps"] else None,
+        "all_gaps": tables.gaps_table(results) if results["gaps"] else None,
+        "gaps_figures": _gaps_figures(results, metric),
+        "crossovers": crossings.crossovers_table(results, metric) if results["crossovers"] else None,
+        "contracts": fairness.tables(results, metric),
+        "runs": details.runs_table(results),
+        "plots": _plots(results),
+        "curve_data": _curve_data(results),
+        "samples": _sample_panes(results),
+        "scope": statements.scope(results),
+        "provenance": statements.provenance(results),
+        "commands": statements.commands(results),
+        "splits": statements.splits_table(results),
+        "environments": statements.environments_table(results),
+        "study": statements.study_text(results),
+    }
 
 
 def stylesheet() -> str:
@@ -178,33 +208,69 @@ def _curve_data(results: Mapping[str, Any]) -> Markup | None:
     return embed.data_block(data, "curve-data") if data is not None else None
 
 
-def _routing_panes(results: Mapping[str, Any]) -> list[tuple[str, int | None, list[Pane]]]:
-    """Per routed arm: its name, its place, and a pane a run, the largest budget first."""
+Run = tuple[str, int, int]
+"""Arm, budget and seed."""
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    return row["arm"], row["budget"], row["seed"]
+
+
+def _routing_rows(results: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
+    """The routing of an arm's runs, the largest budget first."""
+    own = (row for row in results["routing"] if row["arm"] == arm)
+    return sorted(own, key=lambda row: (-row["budget"], row["seed"]))
+
+
+def _routing_figures(results: Mapping[str, Any], room: int) -> dict[Run, list[tuple[Markup, str]]]:
+    """Per run its figures with their captions, as far as they fit into `room` bytes: the first seed of every arm and
+    budget, then the second, until one does not fit."""
+    ranked = []
+    for arm in results["arms"]:
+        seen: Counter[int] = Counter()
+        for place, row in enumerate(_routing_rows(results, arm["name"])):
+            ranked.append((seen[row["budget"]], f"r{values.arm_index(results, arm['name'])}-{place}", row))
+            seen[row["budget"]] += 1
+    found = {}
+    for _, name, row in sorted(ranked, key=lambda entry: entry[0]):
+        drawn = _drawn(row, name) if room > 0 else []
+        room -= sum(len(str(figure).encode()) + len(caption) + _AROUND for figure, caption in drawn)
+        if room <= 0:
+            break
+        found[_run(row)] = drawn
+    return found
+
+
+def _drawn(row: Mapping[str, Any], name: str) -> list[tuple[Markup, str]]:
+    """The figures of a run over its training; `name` is short, since it stands in the page many times."""
+    if not row["points"]:
+        return []
+    who = f"{row['arm']}, {text.short(row['budget'])} tokens, seed {row['seed']}"
+    title = f"Share of each expert over training, layer by layer: {who}"
+    drawn = [(inline(figures.expert_usage(row), f"{name}-u", title), _USAGE)]
+    if figures.has_router_health(row):
+        title = f"Router entropy and log Z over training: {who}"
+        drawn.append((inline(figures.router_health(row), f"{name}-h", title), _HEALTH))
+    if figures.has_saturation(row):
+        title = f"Usage entropy and saturation over training: {who}"
+        drawn.append((inline(figures.settling(row), f"{name}-s", title), _SETTLING))
+    return drawn
+
+
+def _routing_panes(
+    results: Mapping[str, Any], drawn: Mapping[Run, list[tuple[Markup, str]]]
+) -> list[tuple[str, int | None, list[Pane]]]:
+    """Per routed arm: its name, its place, and a pane a run, the largest budget first, with what is `drawn` of it."""
     found = []
     for arm in results["arms"]:
-        own = sorted(
-            (row for row in results["routing"] if row["arm"] == arm["name"]),
-            key=lambda row: (-row["budget"], row["seed"]),
-        )
         panes = []
-        for row in own:
-            name = f"routing-{values.arm_index(results, arm['name'])}-{row['budget']}-{row['seed']}"
-            drawn: list[tuple[Markup, str]] = []
-            if row["points"]:
-                who = f"{arm['name']}, {text.short(row['budget'])} tokens, seed {row['seed']}"
-                title = f"Share of each expert over training, layer by layer: {who}"
-                drawn.append((inline(figures.expert_usage(row), f"{name}-usage", title), _USAGE))
-                if figures.has_router_health(row):
-                    title = f"Router entropy and log Z over training: {who}"
-                    drawn.append((inline(figures.router_health(row), f"{name}-health", title), _HEALTH))
-                if figures.has_saturation(row):
-                    title = f"Usage entropy and saturation over training: {who}"
-                    drawn.append((inline(figures.settling(row), f"{name}-settling", title), _SETTLING))
-            marks = _run_marks(results, arm["name"], row["budget"], row["seed"])
-            label = " · ".join((text.short(row["budget"]), f"seed {row['seed']}", *marks))
+        for row in _routing_rows(results, arm["name"]):
+            label = " · ".join((text.short(row["budget"]), f"seed {row['seed']}", *_run_marks(results, *_run(row))))
             final = details.routing_table(results, [row], one_run=True) if row["final"] else None
-            made, captions = (tuple(column) for column in zip(*drawn, strict=True)) if drawn else ((), ())
-            panes.append(Pane(label=label, figures=made, captions=captions, table=final))
+            own = drawn.get(_run(row), [])
+            made, captions = tuple(figure for figure, _ in own), tuple(caption for _, caption in own)
+            left_out = bool(row["points"]) and not own
+            panes.append(Pane(label=label, figures=made, captions=captions, table=final, left_out=left_out))
         if panes:
             found.append((arm["name"], values.arm_index(results, arm["name"]), panes))
     return found

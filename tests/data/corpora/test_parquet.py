@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.data.corpora import open_corpus
+from equipoise.data.corpora import open_corpus, parquet
 from equipoise.data.prepare import estimate, prepare
 from equipoise.errors import DataError
 from equipoise.spec.data import BpeTokenizer, Corpus, TextCorpus, TinyStoriesCorpus
@@ -89,6 +89,24 @@ def test_a_broken_file_is_one_line(tmp_path: Path, damage: str) -> None:
     message = fault(TextCorpus(path=str(file)))
     assert message.startswith(f"{file}: cannot be read ")
     assert ("after row " in message) == (damage == "altered")
+
+
+def test_names_of_columns_that_recur_or_are_damaged(tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"])
+    file = tmp_path / "twice.parquet"
+    pq.write_table(twice, file)
+    assert fault(TextCorpus(path=str(file))) == (
+        f"{file}: 2 columns 'text'; expected one of that name; name the right one with corpus.field"
+    )
+    file = write(tmp_path / "damaged.parquet", ["x"], column="nothing")
+    file.write_bytes(file.read_bytes().replace(b"nothing", b"\xffothing"))
+    assert fault(TextCorpus(path=str(file))).startswith(f"{file}: cannot be read (")
+    texts = ["a text of some length", "another text"]
+    within = pa.array([{"text": "long " * 1000}] * 2)  # a field of another column has the same name
+    file = tmp_path / "within.parquet"
+    pq.write_table(pa.table({"meta": within, "text": texts}), file)
+    source = open_corpus(TextCorpus(path=str(file)))
+    assert [document.text for document in source.read()] == texts and source.text_sizes[0] < 200
 
 
 def test_a_missing_pyarrow_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +201,16 @@ def test_a_large_row_group_is_not_read_at_once(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert number == 19_999
     assert peak < 5e6 and most < 10e6
+
+
+def test_long_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 texts of 100 kB, 30 MB, of which 2 MB are to be held at once."""
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2_000_000)
+    texts = [f"{i:04d} " * 20_000 for i in range(300)]
+    file = write(tmp_path / "a.parquet", texts, use_dictionary=False, data_page_size=100_000, write_batch_size=5)
+    before = pa.total_allocated_bytes()
+    most = 0
+    for number, document in enumerate(open_corpus(TextCorpus(path=str(file))).read()):
+        assert document.text == texts[number]
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert number == 299 and most < 12e6

@@ -14,7 +14,8 @@ from equipoise.data.corpora.source import Document, Split
 from equipoise.errors import DataError
 from equipoise.faults import reason
 
-ROWS = 512  # rows made into Python texts at once: books too, then, are some hundred MB at most
+ROWS = 512  # rows made into Python texts at once
+BATCH_BYTES = 1 << 26  # about that much text, where rows are so long that it is fewer of them
 READ_BYTES = 1 << 20  # read ahead in a column, instead of the whole column of a row group
 
 
@@ -29,9 +30,13 @@ def column_bytes(file: Path, column: str, advice: str = "") -> int:
     Raises DataError for a file or column that cannot be read.
     """
     with _opened(file, column, advice) as parquet:
-        meta = parquet.metadata
-        index = meta.schema.names.index(column)
-        return sum(meta.row_group(row).column(index).total_uncompressed_size for row in range(meta.num_row_groups))
+        return _bytes(parquet.metadata, column)
+
+
+def _bytes(meta: Any, column: str) -> int:
+    paths = [meta.schema.column(index).path for index in range(len(meta.schema))]  # names may recur within others
+    index = paths.index(column)
+    return sum(meta.row_group(row).column(index).total_uncompressed_size for row in range(meta.num_row_groups))
 
 
 def read_column(file: Path, column: str, split: Split | None, advice: str = "") -> Iterator[Document]:
@@ -45,7 +50,9 @@ def read_column(file: Path, column: str, split: Split | None, advice: str = "") 
     with _opened(file, column, advice) as parquet:
         number = 0
         try:
-            for batch in parquet.iter_batches(batch_size=ROWS, columns=[column], use_threads=False):
+            meta = parquet.metadata
+            rows = BATCH_BYTES * meta.num_rows // max(1, _bytes(meta, column))
+            for batch in parquet.iter_batches(batch_size=min(ROWS, max(1, rows)), columns=[column], use_threads=False):
                 texts = batch.column(0)
                 for value in texts:
                     number += 1
@@ -75,10 +82,14 @@ def _opened(file: Path, column: str, advice: str) -> Any:
     try:
         parquet = pq.ParquetFile(file, memory_map=False, buffer_size=READ_BYTES, pre_buffer=False)
         schema = parquet.schema_arrow
-    except (pa.ArrowException, OSError) as error:
+        names = schema.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a name of a column, if damaged
         raise DataError(f"{show(file)}: cannot be read ({reason(error)}); expected a .parquet file") from None
-    if column not in schema.names:
-        known = ", ".join(repr(name) for name in schema.names[:8]) or "none"
+    if names.count(column) > 1:
+        parquet.close()
+        raise DataError(f"{show(file)}: {names.count(column)} columns {column!r}; expected one of that name{advice}")
+    if column not in names:
+        known = ", ".join(repr(name) for name in names[:8]) or "none"
         parquet.close()
         raise DataError(f"{show(file)}: no column {column!r}; columns there: {known}{advice}")
     kind = schema.field(column).type

@@ -33,24 +33,22 @@ def token_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> T
     """The same per token, [T]; without gradients."""
     losses_T = torch.empty(len(x_TD), dtype=x_TD.dtype)
     for rows, logits_CV in _logits(x_TD, weight_VD):
-        torch.sub(logits_CV.logsumexp(dim=1), _of_targets(logits_CV, targets_T[rows]), out=losses_T[rows])
+        target_C = _of_targets(logits_CV, targets_T[rows])
+        torch.sub(_softmax(logits_CV), target_C, out=losses_T[rows])
     return losses_T
 
 
 class _MeanCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Tensor:
-        """With p the probabilities, d loss / d logits = (p - onehot(target)) / T; the division is left to the end.
-
-        The logarithm of the sum is that of the largest: logit - log p. A target's own p may be too small to have one.
-        """
+        """With p the probabilities, d loss / d logits = (p - onehot(target)) / T; the division is left to the end."""
         losses_T = torch.empty(len(x_TD), dtype=x_TD.dtype)
         d_x_TD, d_weight_VD = torch.empty_like(x_TD), torch.zeros_like(weight_VD)
         for rows, logits_CV in _logits(x_TD, weight_VD):
             targets_C = targets_T[rows]
-            largest_C, target_C = logits_CV.amax(dim=1), _of_targets(logits_CV, targets_C)
-            d_logits_CV = torch.softmax(logits_CV, dim=1, out=logits_CV)
-            torch.sub(largest_C.sub_(d_logits_CV.amax(dim=1).log_()), target_C, out=losses_T[rows])
+            target_C = _of_targets(logits_CV, targets_C)
+            torch.sub(_softmax(logits_CV), target_C, out=losses_T[rows])
+            d_logits_CV = logits_CV
             d_logits_CV.scatter_add_(1, targets_C.unsqueeze(1), x_TD.new_full((), -1.0).expand(len(targets_C), 1))
             d_x_TD[rows] = times(d_logits_CV, weight_VD)
             d_weight_VD.addmm_(d_logits_CV.t(), x_TD[rows])
@@ -73,6 +71,15 @@ def _logits(x_TD: Tensor, weight_VD: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, T, size):
         rows = slice(start, min(T, start + size))
         yield rows, times_transposed(x_TD[rows], weight_VD)
+
+
+def _softmax(logits_CV: Tensor) -> Tensor:
+    """Turn logits into probabilities in place; returns the logarithm of their sum of exponentials, [C].
+
+    It is that of the largest: logit - log p. A target's own p may be too small to have one.
+    """
+    largest_C = logits_CV.amax(dim=1)
+    return largest_C.sub_(torch.softmax(logits_CV, dim=1, out=logits_CV).amax(dim=1).log_())
 
 
 def _of_targets(logits_CV: Tensor, targets_C: Tensor) -> Tensor:
