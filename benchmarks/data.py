@@ -26,7 +26,6 @@ import torch
 
 from equipoise.data.corpora import open_corpus
 from equipoise.data.packing import batch
-from equipoise.data.prepare import BATCH_CHARS
 from equipoise.data.tokenizer import train_tokenizer
 from equipoise.model.transformer import build
 from equipoise.optim import make_adamw
@@ -36,6 +35,9 @@ from equipoise.spec.model import DenseFFN, ModelConfig
 from equipoise.spec.recipe import Optim, Recipe
 from equipoise.spec.run import RunConfig
 from equipoise.step import train_step
+
+BATCH_CHARS = 1 << 20
+"""Characters of a batch of documents."""
 
 WAYS = ("ours", "encode_batch", "encode_batch_fast")
 VOCAB_SIZE = 4096

@@ -168,3 +168,9 @@ def begun(tiny: Any, tmp_path: Path) -> Any:
         )
 
     return SimpleNamespace(directory=directory, runs=tiny.runs, rows=rows, holds=holds, log=log, finish=finish)
+
+
+@pytest.fixture
+def every_point_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint at every point of the curve, however soon they follow each other."""
+    monkeypatch.setattr("equipoise.session.SAVE_S", 0.0)

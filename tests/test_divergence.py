@@ -50,6 +50,7 @@ SAID = {
 }
 
 
+@pytest.mark.usefixtures("every_point_saved")
 @pytest.mark.parametrize(
     ("what", "when"),
     [(what, when) for what in SAID for when in WHEN if what in ("router", "gradient") or when == "mid"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -21,6 +22,9 @@ import equipoise
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "equipoise"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix() for folder in ("benchmarks", "docs") for path in (ROOT / folder).glob("*.py")
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -85,6 +89,28 @@ def test_exported_names_exist(file: str) -> None:
     exported = getattr(module, "__all__", [])
     assert len(set(exported)) == len(exported)
     assert not [name for name in exported if not hasattr(module, name)]
+
+
+def _has(module: ModuleType, name: str) -> bool:
+    inside = hasattr(module, "__path__") and importlib.util.find_spec(f"{module.__name__}.{name}") is not None
+    return hasattr(module, name) or inside
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_scripts_import_exists(script: str) -> None:
+    """Benchmarks and what makes pages are run seldom; a name that moved would be noticed late."""
+    imports = [
+        node
+        for node in ast.walk(ast.parse((ROOT / script).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "equipoise"
+    ]
+    missing = [
+        f"{node.module}.{alias.name}"
+        for node in imports
+        for alias in node.names
+        if not _has(importlib.import_module(str(node.module)), alias.name)
+    ]
+    assert imports and missing == []
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -27,7 +27,7 @@ from equipoise.files import read_json
 from equipoise.micro import check_processes, fitting
 from equipoise.model.moe import DrawnRouter
 from equipoise.parallel import ALONE, Group, any_of, check_devices, cut_up, flat, gathered, launch, summed
-from equipoise.record import masked, read_run
+from equipoise.record import masked, read_run, start_run
 from equipoise.spec.model import BalanceBias, BalanceLoss, DenseFFN, MoEFFN, NoBalance
 from equipoise.spec.recipe import WSD, Optim, Recipe
 from equipoise.spec.run import RunConfig
@@ -241,8 +241,6 @@ LONG = 100_000
 @pytest.fixture
 def endless(tiny: Any, runs: dict[str, RunConfig], tmp_path: Path) -> Path:
     """The directory of a run that does not end by itself."""
-    from equipoise.record import start_run
-
     long = dataclasses.replace(runs["dense"], budget=LONG * 64 * SEQUENCES)
     start_run(tmp_path / "dense" / "run", long, tiny.dataset.tokenizer().to_json())
     return tmp_path / "dense" / "run"
@@ -347,7 +345,7 @@ d_expert = 16
 """
 
 
-def test_run_gives_every_run_so_many_processes(tiny: Any, tmp_path: Path) -> None:
+def test_run_gives_every_run_so_many_processes_and_torchrun_does_the_same(tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
     cache = str(tiny.dataset.directory.parent)
     line = ["run", "study.toml", "--device", "cpu", "--cache", cache, "--processes-per-run", "2"]
@@ -363,6 +361,13 @@ def test_run_gives_every_run_so_many_processes(tiny: Any, tmp_path: Path) -> Non
     assert run is not None
     train(run, tmp_path / "alone", tiny.dataset)
     assert losses(study / "moe/3072-s0") == pytest.approx(losses(tmp_path / "alone"), rel=1e-6)
+
+    start_run(tmp_path / "moe" / "torchrun", run, tiny.dataset.tokenizer().to_json())
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "equipoise"]
+    line = ["train", str(tmp_path / "moe" / "torchrun"), "--data", str(tiny.dataset.directory), "--device", "cpu"]
+    done = subprocess.run([sys.executable, *torchrun, *line], capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert left_behind(tmp_path / "moe" / "torchrun") == left_behind(study / "moe/3072-s0")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import equipoise.checkpoint as checkpoint
+import equipoise.session as session
 import equipoise.train as training
 from equipoise.errors import Interrupted
 from equipoise.record import masked, read_rows
@@ -98,6 +99,7 @@ class Died(BaseException):
 DEATHS = ["evaluation", "rows", "weights", "manifest", "replace", "retain", "summary"]
 
 
+@pytest.mark.usefixtures("every_point_saved")
 @pytest.mark.parametrize("death", DEATHS)
 def test_dying_at_the_worst_moments_not_a_byte_differs(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
@@ -118,7 +120,7 @@ def test_dying_at_the_worst_moments_not_a_byte_differs(
 
     place = {
         "evaluation": ("equipoise.session.evaluate", 2),
-        "rows": ("equipoise.train.save_session", 2),
+        "rows": ("equipoise.train.keep_session", 2),
         "weights": ("equipoise.checkpoint._save_tensors", 4),  # the optimizer of the second checkpoint
         "manifest": ("equipoise.checkpoint.write_json", 4),
         "replace": ("equipoise.checkpoint.sync_folder", 1),
@@ -148,12 +150,67 @@ def test_dying_at_the_worst_moments_not_a_byte_differs(
     assert leftovers == []
 
 
-def test_what_is_kept_is_the_newest_two_the_best_and_the_last(tiny: Any, tmp_path: Path) -> None:
-    """Ten points of a curve whose best is the second: far too high a rate after it."""
+@pytest.fixture
+def overshooting(tiny: Any) -> RunConfig:
+    """Ten points of a curve whose best is not the last: far too high a rate after it."""
     run = next(run for run in tiny.runs if run.arm == "dense" and run.seed == 0)
     optim = dataclasses.replace(run.recipe.optim, lr=1.0, grad_clip=0.0)
     schedule = dataclasses.replace(run.recipe.schedule, warmup_frac=0.99, final_frac=1.0)
-    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, optim=optim, schedule=schedule, num_evals=10))
-    summary = train(run, tmp_path, tiny.dataset)
+    return dataclasses.replace(
+        run, recipe=dataclasses.replace(run.recipe, optim=optim, schedule=schedule, num_evals=10)
+    )
+
+
+@pytest.mark.usefixtures("every_point_saved")
+def test_what_is_kept_is_the_newest_two_the_best_and_the_last(
+    tiny: Any, overshooting: RunConfig, tmp_path: Path
+) -> None:
+    summary = train(overshooting, tmp_path, tiny.dataset)
     assert summary["best_step"] < 9
     assert checkpoint_steps(tmp_path) == [summary["best_step"], 9, 10]
+
+
+def test_points_that_follow_each_other_soon_are_saved_with_the_next_checkpoint_if_they_are_needed(
+    tiny: Any, overshooting: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, summary and best weights; also when it is stopped while the best weights are in memory alone."""
+    saved: list[int] = []
+
+    def save(folder: Path, state: checkpoint.TrainState, keep: Any) -> Path:
+        saved.append(state.step)
+        return checkpoint.save_checkpoint(folder, state, keep)
+
+    monkeypatch.setattr(session, "save_checkpoint", save)
+    monkeypatch.setattr(session, "SAVE_S", 0.0)
+    often = train(overshooting, tmp_path / "often", tiny.dataset)
+    assert saved == list(range(1, 11))
+    best = often["best_step"]
+
+    monkeypatch.setattr(session, "SAVE_S", 1e9)
+    saved.clear()
+    seldom = train(overshooting, tmp_path / "seldom", tiny.dataset)
+    assert saved == [best, 9, 10] and best < 9
+
+    saved.clear()
+
+    def stop() -> int:
+        rows = read_rows(tmp_path / "stopped" / "metrics.jsonl")
+        return 15 if sum(row["kind"] == "train" for row in rows) == best + 2 else 0
+
+    with pytest.raises(Interrupted):
+        train(overshooting, tmp_path / "stopped", tiny.dataset, stop_signal=stop)
+    assert saved == [best, best + 2] and best + 2 < 10
+    stopped = train(overshooting, tmp_path / "stopped", tiny.dataset)
+    assert saved == [best, best + 2, 9, 10]
+
+    for summary, name in ((seldom, "seldom"), (stopped, "stopped")):
+        assert left_behind(tmp_path / name) == left_behind(tmp_path / "often")
+        assert {file: summary["files"][file] for file in weights_of(summary)} == {
+            file: often["files"][file] for file in weights_of(often)
+        }
+        assert {int(file.split("/")[1][5:]) for file in weights_of(summary)} == {best, 10}
+
+
+def weights_of(summary: dict[str, Any]) -> list[str]:
+    """The weight files that a summary names."""
+    return [name for name in summary["files"] if name.endswith(("model.safetensors", "optim.safetensors"))]

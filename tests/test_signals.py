@@ -86,6 +86,7 @@ def interrupting(name: str, at: int, number: int, stop: Stop, patched: pytest.Mo
     patched.setattr(name, interrupted)
 
 
+@pytest.mark.usefixtures("every_point_saved")
 @pytest.mark.parametrize("phase", PHASES)
 def test_saved_at_that_step_and_the_rest_is_the_same(
     tiny: Any, straight: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str

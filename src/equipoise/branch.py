@@ -1,7 +1,7 @@
 """A run that begins where its trunk has got to: the run directory becomes what training from the start would have left.
 
-The trunk's rows that are the run's own, its progress over its own points of the curve, and its weights and optimizer
-are written as checkpoints of the run; from there on it is a run like any other.
+The trunk's rows that are the run's own are written, its progress over its own points of the curve, weights and
+optimizer are what the run goes on from, as from a checkpoint; from there on it is a run like any other.
 
 Not for: training a trunk (`train`), or deciding whether one is needed (`work`).
 """
@@ -43,11 +43,12 @@ class _Start:
     """Lines of each row file up to there."""
 
 
-def branch(run: RunConfig, directory: Path, trunk: Path, log: Callable[[str], None]) -> int:
-    """Put `run` at the newest step of the trunk that serves it; returns that step, 0 when none does.
+def branch(run: RunConfig, directory: Path, trunk: Path, log: Callable[[str], None]) -> TrainState | None:
+    """Put `run` at the newest step of the trunk that serves it; returns its state there, None when none does.
 
-    Such a step has a checkpoint that verifies, is not beyond where the run branches off, and the trunk was evaluated
-    and kept its weights at every step where the run needs it. Whatever is wrong with others is told in a line each.
+    That state is not saved, for the trunk has it; best weights that are older are. Such a step has a checkpoint that
+    verifies, is not beyond where the run branches off, and the trunk was evaluated and kept its weights at every step
+    where the run needs it. Whatever is wrong with others is told in a line each.
     """
     for step in (s for s in reversed(checkpoint_steps(trunk)) if 0 < s <= branched_at(run)):
         try:
@@ -62,15 +63,18 @@ def branch(run: RunConfig, directory: Path, trunk: Path, log: Callable[[str], No
         write_branch(directory, note)
         if (trunk / "environment.json").exists():
             shutil.copyfile(trunk / "environment.json", directory / "environment.json")
+        state = starts[-1].state
         for start in starts:
             for name, lines in start.rows.items():
                 (directory / name).write_bytes(b"".join(lines))
-            state = {**start.state.state, "rows": mark_rows(directory), "branch": note}
-            save_checkpoint(directory / WEIGHTS, replace(start.state, state=state), keep=[starts[0].state.step])
+            own = {**start.state.state, "rows": mark_rows(directory), "branch": note}
+            state = replace(start.state, state=own)
+            if start is not starts[-1]:
+                save_checkpoint(directory / WEIGHTS, state, keep=())
         log(f"{directory}: branched from {trunk} at step {step}, checkpoint {checkpoint[:12]}…")
-        return step
+        return state
     log(f"{directory}: {trunk} has nothing to branch from; trained from the start")
-    return 0
+    return None
 
 
 def _starts(run: RunConfig, trunk: Path, step: int) -> tuple[_Start, ...]:

@@ -81,7 +81,7 @@ def finish(session: Session) -> dict[str, Any]:
         "message": None,
     }
     session.log(f"{directory}: complete, {recipe.eval_split} loss {final.loss:.4f} (best {best.loss:.4f})")
-    return finish_run(directory, summary)
+    return finish_run(directory, summary, {progress.best_step, progress.step})
 
 
 def finish_diverged(session: Session, message: str) -> dict[str, Any]:
@@ -91,9 +91,8 @@ def finish_diverged(session: Session, message: str) -> dict[str, Any]:
     floors = ("floor", "curve_floor", "floor_reason")
     routing = {"routing": [], "best_routing": [], "collapsed": False, "best_collapsed": False}
     nothing = dict.fromkeys((*losses, *targets, *floors, "final_score_s"))
-    return finish_run(
-        session.directory, {"status": "diverged", **_facts(session), **nothing, **routing, "message": message}
-    )
+    summary = {"status": "diverged", **_facts(session), **nothing, **routing, "message": message}
+    return finish_run(session.directory, summary, {session.progress.best_step, session.progress.last_eval})
 
 
 def _facts(session: Session) -> dict[str, Any]:

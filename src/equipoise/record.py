@@ -152,13 +152,19 @@ def write_explorer(directory: Path, explored: dict[str, Any]) -> None:
     write_bytes(directory / EXPLORER, text.encode())
 
 
-def finish_run(directory: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Write `summary.json` over everything else that lies in the directory; returns what was written."""
-    files = {
-        path.relative_to(directory).as_posix(): describe_file(path)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "summary.json" and not path.name.startswith(".")
-    }
+def finish_run(directory: Path, summary: dict[str, Any], steps: Iterable[int] | None = None) -> dict[str, Any]:
+    """Write `summary.json` over everything else that lies in the directory; returns what was written.
+
+    Of checkpoints only those of `steps` (None: all) belong to it: which others there are depends on time.
+    """
+    wanted = None if steps is None else {f"step-{step:08d}" for step in steps}
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if not path.is_file() or path.name == "summary.json" or path.name.startswith("."):
+            continue
+        if wanted is None or not name.startswith(f"{WEIGHTS}/") or path.parent.name in wanted:
+            files[name] = describe_file(path)
     whole = {"schema_version": SCHEMA_VERSION, **summary, "files": files}
     write_json(directory / "summary.json", seal(whole))
     return whole

@@ -6,8 +6,9 @@ Not for: what a run does between opening and saving (`train`), or what is said o
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,8 @@ from equipoise.trunk import TrunkConfig, best_step, branched_at, identity, read_
 
 EVAL_SEED: Final = 0
 """Seed of the choice of validation windows: a constant, so that every arm, seed and budget reads the same text."""
+SAVE_S: Final = 10.0
+"""Seconds between checkpoints at points of the curve: what a kill may cost beyond the way to the next point."""
 
 
 @dataclass
@@ -140,6 +143,10 @@ class Session:
     """The processes at it, which this one leads."""
     steps_here: int = 0
     """Updates done by this process."""
+    saved_at: float = field(default_factory=time.monotonic)
+    """When it was opened or last saved."""
+    held: dict[int, TrainState] = field(default_factory=dict)
+    """States at points of the curve since then that may still be needed, by step; saved with the next checkpoint."""
     environments: list[dict[str, Any]] = field(default_factory=list)
     """What the run was made with so far, this process last; `environment.json` says the same."""
 
@@ -211,13 +218,14 @@ def open_session(
     saved = _newest(session)
     if saved is None:
         (directory / "branch.json").unlink(missing_ok=True)
-        if trunk is not None and branch(run, directory, trunk, log):
-            saved = _newest(session)
+        saved = branch(run, directory, trunk, log) if trunk is not None else None
     cut_rows(directory, saved.state["rows"] if saved else None)
     if saved is not None:
         restore_model(model, saved.model)
         restore_optimizer(model, session.optimizer, saved.optim)
         session.progress = load(Progress, saved.state["progress"])
+        if not checkpoint_path(directory / WEIGHTS, saved.step).exists() and saved.step in _needed(session):
+            session.held[saved.step] = _copied(saved)
         if "branch" in saved.state:
             write_branch(directory, saved.state["branch"])
         log(f"{directory}: going on from step {saved.step}")
@@ -227,14 +235,47 @@ def open_session(
     return session
 
 
-def save_session(session: Session) -> Path:
-    """Write a checkpoint at the current step; returns its folder.
+def keep_session(session: Session) -> None:
+    """Save what a point of the curve was measured on; in memory alone when the last checkpoint is younger than SAVE_S.
 
-    It also holds what the run's small files say of its past, so that none of them is lost for good. Raises
-    DivergedError, and writes nothing, when a number of weights or optimizer is not finite.
+    The last step, and those that runs branch off, are always saved. Raises as `save_session` does, in either case.
     """
+    course, step = session.course, session.progress.step
+    if step == course.num_steps or step in course.stops or time.monotonic() - session.saved_at >= SAVE_S:
+        save_session(session)
+        return
+    state, needed = _state(session), _needed(session)
+    session.held = {step: held for step, held in session.held.items() if step in needed}
+    session.held[step] = _copied(state)
+
+
+def save_session(session: Session) -> Path:
+    """Write a checkpoint at the current step, and before it those held in memory that are needed; returns its folder.
+
+    At the end that is also the newest of them, so that a finished run has two. A checkpoint also holds what the run's
+    small files say of its past, so that none of them is lost for good. Raises DivergedError, and writes nothing, when a
+    number of weights or optimizer is not finite.
+    """
+    state, needed = _state(session), _needed(session)
+    before_last = {max(session.held, default=0)} if state.step == session.course.num_steps else set()
+    for step in sorted(session.held.keys() & (needed | before_last) - {state.step}):
+        save_checkpoint(session.directory / WEIGHTS, session.held[step], keep=needed)
+    path = save_checkpoint(session.directory / WEIGHTS, state, keep=needed)
+    session.held, session.saved_at = {}, time.monotonic()
+    return path
+
+
+def save_held(session: Session) -> None:
+    """Write what is only held in memory: nothing newer will be saved."""
+    for _, state in sorted(session.held.items()):
+        save_checkpoint(session.directory / WEIGHTS, state, keep=_needed(session))
+    session.held = {}
+
+
+def _state(session: Session) -> TrainState:
+    """What a checkpoint of the current step holds, tensors as they are."""
     progress = session.progress
-    train_state = TrainState(
+    state = TrainState(
         step=progress.step,
         run=session.course.identity,
         model=session.model.state_dict(),
@@ -246,10 +287,22 @@ def save_session(session: Session) -> Path:
             "branch": read_branch(session.directory),
         },
     )
-    for name, tensor in (*train_state.model.items(), *train_state.optim.items()):
+    for name, tensor in (*state.model.items(), *state.optim.items()):
         if not is_finite(tensor):
             raise DivergedError(f"{name} is not finite after the update")
-    return save_checkpoint(session.directory / WEIGHTS, train_state, keep={progress.best_step, *_kept(session)})
+    return state
+
+
+def _copied(state: TrainState) -> TrainState:
+    """The state with tensors of its own, in this machine's memory."""
+    parts = (state.model, state.optim)
+    model, optim = ({name: value.to("cpu", copy=True) for name, value in part.items()} for part in parts)
+    return replace(state, model=model, optim=optim)
+
+
+def _needed(session: Session) -> set[int]:
+    """Steps whose checkpoints have to be there in the end, as far as is known now."""
+    return {session.progress.best_step, *_kept(session)}
 
 
 def _newest(session: Session) -> TrainState | None:

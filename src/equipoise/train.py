@@ -33,7 +33,7 @@ from equipoise.parallel import ALONE, Group, Lost
 from equipoise.record import append_row, read_run, start_run
 from equipoise.schedule import learning_rate
 from equipoise.score import Stopped, sample
-from equipoise.session import Session, note_environment, open_session, save_session
+from equipoise.session import Session, keep_session, note_environment, open_session, save_held, save_session
 from equipoise.spec.run import RunConfig
 from equipoise.specialisation import Followed
 from equipoise.step import StepStats, train_step
@@ -89,6 +89,7 @@ def train(
         return finish(session)
     except DivergedError as error:
         message = f"step {session.progress.step}: {error}"
+        save_held(session)
         finish_diverged(session, message)
         raise DivergedError(f"{directory}: {message}") from None
 
@@ -117,6 +118,7 @@ def train_trunk(
     try:
         _loop(session)
     except DivergedError as error:
+        save_held(session)
         log(f"{directory}: step {session.progress.step}: {error}; left to the runs that branch off before")
     return session.progress.step
 
@@ -159,7 +161,7 @@ def _steps(session: Session) -> None:
                 loss = _evaluate_curve(session, windows)
                 session.log(f"step {progress.step}/{steps} loss {loss:.4f}")
                 if progress.step:
-                    save_session(session)
+                    keep_session(session)
             elif progress.step in course.stops and progress.step != resumed_at:
                 save_session(session)
             if progress.step >= steps:
