@@ -136,7 +136,7 @@ def front(found: Mapping[str, Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|",
         *rows,
     ]
-    shown = [(study["name"], figure) for study in declared["studies"] for figure in study["figures"]]
+    shown = [(study["name"], figure) for study in declared["studies"] for figure in _drawn(study)]
     shown.sort(key=lambda pair: pair[0] != "budgets-cpu")  # how gaps change with the budget says most in one picture
     name, figure = next(((n, f) for n, f in shown if n in found), ("", ""))
     picture = f"\n{_image(name, figure, found[name], 'results')}\n" if name else ""
@@ -333,8 +333,13 @@ def _study(study: Mapping[str, Any], results: Mapping[str, Any] | None) -> str:
         "```sh\n" + "\n".join(origin["commands"]) + "\n```\n",
     ]
     facts += [f"{study['note'].strip()}\n"] if "note" in study else []
-    images = [_image(name, figure, results, "../results") for figure in study["figures"]]
+    images = [_image(name, figure, results, "../results") for figure in _drawn(study)]
     return "\n".join([f"### {name}\n", *facts, *images, ""])
+
+
+def _drawn(study: Mapping[str, Any]) -> list[str]:
+    """The figures of a study that are there: an unfinished one lacks those of what is not judged yet."""
+    return [name for name in study["figures"] if (RESULTS / study["name"] / "figures" / f"{name}.svg").exists()]
 
 
 def _image(name: str, figure: str, results: Mapping[str, Any], root: str) -> str:
