@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import equipoise.train as training
 from equipoise.data.dataset import Dataset
@@ -175,6 +176,29 @@ def test_best_weights_of_the_trunk_are_the_runs_best(tiny: Any, alone: Any, tmp_
         assert_same_run(tmp_path / run.folder, alone(run))
     best = [read_json(tmp_path / run.folder / "summary.json")["best_step"] for run in runs]
     assert any(step < branched_at(run) for step, run in zip(best, runs, strict=True)), best
+
+
+def test_weights_at_the_very_step_where_a_run_branches_off_may_stay_its_best(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every update after it makes them worse; the state taken over from the trunk is then saved in the end."""
+    runs = wsd_runs(tiny, "dense")
+    step = training.train_step
+
+    def spoiling(model: Any, *rest: Any, **named: Any) -> Any:
+        stats = step(model, *rest, **named)
+        if named["step"] >= branched_at(rest[3]):
+            with torch.no_grad():
+                model.final_norm.weight.fill_(-50.0)
+        return stats
+
+    monkeypatch.setattr(training, "train_step", spoiling)
+    execute(tmp_path, runs, tiny.dataset)
+    best = [read_json(tmp_path / run.folder / "summary.json")["best_step"] for run in runs]
+    assert any(step == branched_at(run) for step, run in zip(best, runs, strict=True)), best
+    for run in runs:
+        train(run, tmp_path / "alone" / run.folder, tiny.dataset)
+        assert_same_run(tmp_path / run.folder, tmp_path / "alone" / run.folder)
 
 
 def test_a_trunk_that_diverges_leaves_each_run_its_own_end(
